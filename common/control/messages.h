@@ -1,0 +1,147 @@
+// Agent <-> trainer: one-line JSON messages over a socket pair (design 1). Everything carries the
+// job's epoch; a message of another epoch is dropped by the receiver. Pure: encode and decode only.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
+
+namespace muster {
+
+inline constexpr int kControlProtocolVersion = 1;
+inline constexpr size_t kMaxControlLine = 16 << 20;  // bytes; a longer line ends the connection
+
+// A numbered order to all trainers of a job (design 2.5). Numbers start at 1 and have no gaps.
+struct Directive {
+  enum class Kind { kCheckpoint, kEvaluate, kStop, kCheckpointAndStop };
+  int64_t number = 0;
+  Kind kind = Kind::kCheckpoint;
+  std::string reason;  // "requested by cancel", ...
+  bool operator==(const Directive&) const = default;
+};
+
+// ---- agent -> trainer
+struct AssignMessage {  // everything a rank needs to start: one message
+  std::string job_id;
+  int64_t epoch = 0;
+  int rank = 0, world_size = 1;
+  std::string spec_json;                 // the whole spec, validated
+  std::string host_address;              // address of this worker as peers reach it
+  std::string device;                    // "cpu" or "cuda:N"
+  int num_threads = 1;                   // CPU threads of this trainer
+  int64_t directives_through = 0;        // all directives up to this number were applied before
+  std::vector<std::string> plugin_dirs;  // folders that the worker's operator allowed for `plugin`
+};
+struct UniqueIdMessage {
+  int64_t epoch = 0;
+  std::string id;
+};  // broadcast of rank 0's; hex
+struct DirectiveMessage {
+  int64_t epoch = 0;
+  Directive directive;
+};
+struct AbortMessage {
+  int64_t epoch = 0;
+  std::string reason;
+};  // abort the epoch's communicators, await the next assignment
+struct ShutdownMessage {
+  std::string reason;
+};  // leave the process
+struct StoreReplyMessage {
+  int64_t request = 0;
+  bool ok = false;
+  std::string error;                                         // when not ok
+  int error_code = 0;                                        // absl::StatusCode
+  std::vector<std::pair<std::string, std::string>> entries;  // values in hex
+};
+
+// ---- trainer -> agent
+struct HelloMessage {
+  int64_t pid = 0;
+  int version = kControlProtocolVersion;
+};
+struct PhaseMessage {
+  int64_t epoch = 0;
+  std::string phase;
+  std::string detail;
+};  // forming, loading, training, evaluating, saving, ...
+struct PublishUniqueIdMessage {
+  int64_t epoch = 0;
+  std::string id;
+};  // rank 0 only
+struct StoreRequestMessage {
+  int64_t request = 0, epoch = 0;
+  enum class Op { kSet, kWaitPrefix } op = Op::kSet;
+  std::string key, value;  // value in hex
+  int count = 0;           // kWaitPrefix: keys to wait for
+  int64_t limit_ms = 0;
+};
+// One committed step (fields of design 8 `metrics`). Sent by the rank that holds the reduced loss
+// (last stage, dp_cp rank 0), others send none.
+struct StepMessage {
+  int64_t epoch = 0, iteration = 0, consumed_samples = 0;
+  std::optional<double>
+      lm_loss;            // none on a step whose loss is not finite: see `skipped`, `loss_text`
+  std::string loss_text;  // "nan", "inf" when lm_loss is absent
+  std::optional<double> grad_norm;
+  double learning_rate = 0, loss_scale = 1, elapsed_ms = 0, tokens_per_s = 0, tflops_per_device = 0;
+  bool skipped = false;
+  double num_floating_point_operations_so_far = 0;
+  int64_t memory_bytes = 0;       // peak resident (CPU) or allocated (CUDA)
+  int64_t applied_directive = 0;  // highest directive applied so far
+  int64_t global_batch_size = 0;
+  std::map<std::string, double> timers_ms;  // "forward-backward", "optimizer", ... of this rank
+};
+struct EvaluationMessage {
+  int64_t epoch = 0, iteration = 0;
+  std::string split;  // "valid" | "test"
+  double lm_loss = 0, ppl = 0;
+  bool final = false;  // at the end of the run
+};
+struct CheckpointMessage {
+  int64_t epoch = 0, iteration = 0;
+  std::string path;
+  bool ok = false;
+  std::string error;
+  double elapsed_ms = 0;
+};
+struct EventMessage {
+  int64_t epoch = 0;
+  std::string kind, text;
+};                    // anything worth an event: loaded a checkpoint, slow rank, ...
+struct DoneMessage {  // this rank has finished
+  int64_t epoch = 0;
+  int exit_code = 0;  // 0 or 16, 17 (reference 13)
+  std::string
+      reason;  // "trained 300 iterations", "exit_interval", "stop directive 3: requested by cancel"
+};
+struct FailedMessage {  // this rank cannot go on; the process stays, waiting for its next
+                        // assignment or shutdown
+  int64_t epoch = 0;
+  std::string reason;
+  bool collective =
+      false;  // failed inside a collective: a symptom of another rank's failure, most likely
+};
+
+using AgentToTrainer = std::variant<AssignMessage, UniqueIdMessage, DirectiveMessage, AbortMessage,
+                                    ShutdownMessage, StoreReplyMessage>;
+using TrainerToAgent = std::variant<HelloMessage, PhaseMessage, PublishUniqueIdMessage,
+                                    StoreRequestMessage, StepMessage, EvaluationMessage,
+                                    CheckpointMessage, EventMessage, DoneMessage, FailedMessage>;
+
+// One line, ending in '\n'. Doubles keep all 17 digits.
+std::string Encode(const AgentToTrainer& message);
+std::string Encode(const TrainerToAgent& message);
+// INVALID_ARGUMENT names what is wrong; unknown fields are ignored (a newer peer), an unknown type
+// is an error.
+absl::StatusOr<AgentToTrainer> DecodeAgentToTrainer(absl::string_view line);
+absl::StatusOr<TrainerToAgent> DecodeTrainerToAgent(absl::string_view line);
+
+}  // namespace muster
