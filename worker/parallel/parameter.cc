@@ -1,0 +1,42 @@
+#include "worker/parallel/parameter.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/mm.h>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+
+namespace muster {
+
+void Parameter::AccumulateGrad(const at::Tensor& grad) {
+  MUSTER_CHECK_MSG(main_grad.defined(), absl::StrCat(name, " has no main_grad"));
+  at::NoGradGuard no_grad;
+  // The first contribution of a step overwrites, so that nobody has to fill the buffer with zeros.
+  if (main_grad_is_zero) {
+    main_grad.copy_(grad);
+  } else {
+    main_grad.add_(grad);
+  }
+  main_grad_is_zero = false;
+  if (sink != nullptr) sink->GradReady(*this);
+}
+
+void Parameter::AccumulateGradGemm(const at::Tensor& a, const at::Tensor& b) {
+  MUSTER_CHECK_MSG(main_grad.defined(), absl::StrCat(name, " has no main_grad"));
+  at::NoGradGuard no_grad;
+  const at::Tensor a_t = a.t();  // (out, n), a view: the product reads it transposed
+  if (main_grad.scalar_type() != a.scalar_type()) {
+    // bf16 operands, fp32 buffer: the product is accumulated in fp32 and rounded once.
+    AccumulateGrad(at::mm(a_t, b));
+    return;
+  }
+  if (main_grad_is_zero) {
+    at::mm_out(main_grad, a_t, b);
+  } else {
+    main_grad.addmm_(a_t, b);
+  }
+  main_grad_is_zero = false;
+  if (sink != nullptr) sink->GradReady(*this);
+}
+
+}  // namespace muster
