@@ -1,0 +1,41 @@
+// How Muster's processes reach each other by gRPC: one set of limits for clients and servers.
+// Thread-safe.
+#pragma once
+
+#include <grpcpp/client_context.h>
+#include <grpcpp/server_builder.h>
+
+#include <memory>
+#include <string>
+
+#include "absl/time/time.h"
+
+namespace muster {
+
+// Of one message either way. A spec is at most 1 MiB, a batch of reports a few.
+inline constexpr int kMaxMessageBytes = 32 << 20;
+
+// What a unary call that does not wait gets; a call that waits gets its wait more.
+inline constexpr absl::Duration kDefaultRpcDeadline = absl::Seconds(5);
+
+// A lazy channel to HOST:PORT: proxies of the environment are not used, a broken connection is
+// tried again within a second, and a silent peer is noticed within 15 s by pings while a call is
+// open.
+std::shared_ptr<grpc::Channel> NewChannel(const std::string& address);
+
+// Every call has one.
+void SetDeadline(grpc::ClientContext* context, absl::Duration from_now);
+
+// Server side of the same limits. Switches port sharing (SO_REUSEPORT) off: gRPC's default lets a
+// second server take half of the connections of the first.
+void SetServerLimits(grpc::ServerBuilder* builder);
+
+// Pause before try `attempt` (0, 1, ...): doubles from `first` up to `cap`, spread by `unit` in [0,
+// 1) over its upper half so that many clients do not come back at once. Pure.
+struct BackoffOptions {
+  absl::Duration first = absl::Milliseconds(50);
+  absl::Duration cap = absl::Seconds(2);
+};
+absl::Duration Backoff(int attempt, double unit, const BackoffOptions& options = {});
+
+}  // namespace muster
