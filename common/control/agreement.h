@@ -1,0 +1,50 @@
+// The step's agreement (design 2.5): each rank enters four int64 into one world-wide MAX
+// all-reduce when its gradients are final, before its optimizer step. From the reduced vector all
+// ranks draw the same conclusions, without a round trip to the coordinator. Pure.
+//
+//   slot 0  minus the highest gap-free directive held; the maximum is minus the minimum over
+//           ranks, so that all ranks hold what is agreed on
+//   slot 1  found_inf: 1 where a gradient is not finite
+//   slot 2  something is wrong here: 1 where a result was rejected
+//   slot 3  exit wish: an ExitWish, the strongest over ranks wins
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace muster {
+
+using AgreementVector = std::array<int64_t, 4>;
+
+// Why a rank would like to leave after this step. In rising order of strength.
+enum class ExitWish : int64_t {
+  kNone = 0,
+  kDuration = 1,  // exit_duration_in_mins has passed here
+  kSignal = 2,    // this process received the exit signal
+};
+
+struct StepVote {
+  int64_t gap_free_directive = 0;  // DirectiveLog::gap_free_through()
+  bool found_inf = false;
+  bool something_wrong = false;
+  ExitWish exit_wish = ExitWish::kNone;
+  bool operator==(const StepVote&) const = default;
+};
+
+// What every rank does at this step's boundary.
+struct StepDecision {
+  int64_t apply_directives_through = 0;  // minimum over ranks
+  bool found_inf = false;                // any rank: skip the optimizer step
+  bool something_wrong = false;          // any rank: hold, rerun
+  ExitWish exit_wish = ExitWish::kNone;  // strongest of any rank
+  bool operator==(const StepDecision&) const = default;
+};
+
+AgreementVector ToVector(const StepVote& vote);
+StepDecision FromReduced(const AgreementVector& reduced);
+
+// The reduction itself, where no communicator does it: world size 1, the simulator, relaying a
+// committed vector after a failure.
+AgreementVector MaxOf(const AgreementVector& a, const AgreementVector& b);
+
+}  // namespace muster
