@@ -1,0 +1,377 @@
+// AgentMachine by scripts of events; the clock is a number.
+#include "worker/core/agent_machine.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace muster {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using State = AgentMachine::State;
+
+// One word or phrase an action, so that a test reads as a trace.
+std::string Name(const AgentToTrainer& message) {
+  struct Visitor {
+    std::string operator()(const AssignMessage& m) {
+      return absl::StrCat("assign rank ", m.rank, " epoch ", m.epoch, " threads ", m.num_threads);
+    }
+    std::string operator()(const UniqueIdMessage& m) { return absl::StrCat("id ", m.id); }
+    std::string operator()(const DirectiveMessage& m) {
+      return absl::StrCat("directive ", m.directive.number);
+    }
+    std::string operator()(const AbortMessage& m) { return absl::StrCat("abort ", m.epoch); }
+    std::string operator()(const ShutdownMessage& m) { return "shutdown"; }
+    std::string operator()(const StoreReplyMessage& m) { return absl::StrCat("reply ", m.request); }
+  };
+  return std::visit(Visitor{}, message);
+}
+
+std::string Name(const TrainerReport& report) {
+  struct Visitor {
+    std::string operator()(const PhaseMessage& m) { return absl::StrCat("phase ", m.phase); }
+    std::string operator()(const PublishUniqueIdMessage& m) { return absl::StrCat("id ", m.id); }
+    std::string operator()(const StepMessage& m) { return absl::StrCat("step ", m.iteration); }
+    std::string operator()(const EvaluationMessage& m) { return absl::StrCat("eval ", m.split); }
+    std::string operator()(const CheckpointMessage& m) { return "checkpoint"; }
+    std::string operator()(const EventMessage& m) { return absl::StrCat("event ", m.kind); }
+    std::string operator()(const DoneMessage& m) { return absl::StrCat("done ", m.exit_code); }
+    std::string operator()(const FailedMessage& m) { return "failed"; }
+    std::string operator()(const TrainerExited& m) {
+      if (!m.launch_error.empty()) return absl::StrCat("not launched: ", m.launch_error);
+      return m.signal != 0 ? absl::StrCat("signal ", m.signal)
+                           : absl::StrCat("exited ", m.exit_code);
+    }
+    std::string operator()(const LogLines& m) {
+      return absl::StrCat("log ", absl::StrJoin(m.lines, ","));
+    }
+  };
+  return absl::StrCat(report.assignment.worker, " ", std::visit(Visitor{}, report.report));
+}
+
+std::string Name(const AgentAction& action) {
+  struct Visitor {
+    std::string operator()(const StartTrainerAction& a) {
+      return absl::StrCat("start ", a.worker, "/", a.run);
+    }
+    std::string operator()(const SendToTrainerAction& a) {
+      return absl::StrCat("to ", a.worker, "/", a.run, ": ", Name(a.message));
+    }
+    std::string operator()(const SignalTrainerAction& a) {
+      return absl::StrCat("sigterm ", a.worker, "/", a.run);
+    }
+    std::string operator()(const EndTrainerAction& a) {
+      return absl::StrCat("end ", a.worker, "/", a.run, " in ", absl::FormatDuration(a.grace));
+    }
+    std::string operator()(const StoreRequestAction& a) {
+      return absl::StrCat("store ", a.job_id, " ", a.request.key);
+    }
+    std::string operator()(const SendBatchAction& a) {
+      std::vector<std::string> names;
+      for (const TrainerReport& report : a.batch->reports) names.push_back(Name(report));
+      return absl::StrCat("batch ", a.batch->sequence, ": ", absl::StrJoin(names, "; "));
+    }
+    std::string operator()(const NewIncarnationAction&) { return "new incarnation"; }
+    std::string operator()(const ExitAgentAction&) { return "leave"; }
+  };
+  return std::visit(Visitor{}, action);
+}
+
+class AgentMachineTest : public ::testing::Test {
+ protected:
+  using Trace = std::vector<std::string>;
+
+  AgentMachineTest() : machine_(Options()) {}
+  static AgentMachine::Options Options() {
+    return {.workers = {"w0", "w1"}, .default_num_threads = 4};
+  }
+
+  Trace Handle(const AgentEvent& event) {
+    Trace trace;
+    for (const AgentAction& action : machine_.Handle(event, now_)) trace.push_back(Name(action));
+    return trace;
+  }
+  Trace Order(const CoordinatorOrder& order) { return Handle(AgentEvent(order)); }
+  Trace Tick(absl::Duration after) {
+    now_ += after;
+    return Handle(TickEvent{});
+  }
+  Trace Welcome(int64_t through = 0, std::vector<AssignmentKey> running = {}) {
+    return Order(WelcomeOrder{through, std::move(running)});
+  }
+  Trace Launch(std::vector<std::string> workers, int64_t epoch = 1, std::string job = "job") {
+    LaunchOrder order{.job_id = job, .epoch = epoch, .world_size = int(workers.size())};
+    for (size_t i = 0; i < workers.size(); ++i) {
+      order.assignments.push_back({.worker = workers[i], .rank = int(i)});
+    }
+    return Order(order);
+  }
+  template <typename What>
+  Trace From(const std::string& worker, int64_t run, What what) {
+    return Handle(RunEvent{worker, run, std::move(what)});
+  }
+  Trace Says(const std::string& worker, const TrainerToAgent& message, int64_t run = 1) {
+    return From(worker, run, message);
+  }
+  Trace Exits(const std::string& worker, int code, int64_t run = 1) {
+    return From(worker, run, TrainerExited{.exit_code = code});
+  }
+  // Connected, with w0 and w1 training epoch 1 as ranks 0 and 1.
+  void Train() {
+    Welcome();
+    Launch({"w0", "w1"});
+    Says("w0", HelloMessage{});
+    Says("w1", HelloMessage{});
+    ASSERT_EQ(machine_.state("w0"), State::kTraining);
+    ASSERT_EQ(machine_.state("w1"), State::kTraining);
+  }
+
+  absl::Duration now_ = absl::Seconds(100);
+  AgentMachine machine_;
+};
+
+TEST_F(AgentMachineTest, LaunchStartsATrainerThatGetsItsAssignmentAfterHello) {
+  EXPECT_THAT(Welcome(), IsEmpty());
+  EXPECT_THAT(Launch({"w0", "w1"}), ElementsAre("start w0/1", "start w1/1"));
+  EXPECT_EQ(machine_.state("w0"), State::kLaunching);
+  EXPECT_THAT(Order(UniqueIdOrder{"job", 1, "ab"}), IsEmpty());
+  EXPECT_THAT(Says("w1", HelloMessage{}),
+              ElementsAre("to w1/1: assign rank 1 epoch 1 threads 4", "to w1/1: id ab"));
+  EXPECT_EQ(machine_.state("w1"), State::kTraining);
+  EXPECT_THAT(Order(DirectiveOrder{"job", 1, {.number = 1}}), ElementsAre("to w1/1: directive 1"));
+  EXPECT_THAT(Says("w0", HelloMessage{}), ElementsAre("to w0/1: assign rank 0 epoch 1 threads 4",
+                                                      "to w0/1: id ab", "to w0/1: directive 1"));
+}
+
+TEST_F(AgentMachineTest, TrainerThatSpeaksAnotherControlVersionIsStopped) {
+  Welcome();
+  Launch({"w0"});
+  EXPECT_THAT(Says("w0", HelloMessage{.version = kControlProtocolVersion + 1}),
+              ElementsAre("end w0/1 in 0"));
+  EXPECT_EQ(machine_.state("w0"), State::kStopping);
+}
+
+TEST_F(AgentMachineTest, ReportsTravelInBatchesOutcomesAtOnce) {
+  Train();
+  EXPECT_THAT(Says("w0", StepMessage{.epoch = 1, .iteration = 1}), IsEmpty());
+  EXPECT_THAT(Says("w0", StepMessage{.epoch = 1, .iteration = 2}), IsEmpty());
+  EXPECT_EQ(machine_.NextWake(), now_ + absl::Milliseconds(20));
+  EXPECT_THAT(Tick(absl::Milliseconds(19)), IsEmpty());
+  EXPECT_THAT(Tick(absl::Milliseconds(1)), ElementsAre("batch 1: w0 step 1; w0 step 2"));
+  EXPECT_EQ(machine_.NextWake(), std::nullopt);
+  Says("w1", PhaseMessage{.epoch = 1, .phase = "saving"});
+  EXPECT_THAT(Says("w1", DoneMessage{.epoch = 1}),
+              ElementsAre("batch 2: w1 phase saving; w1 done 0"));
+}
+
+TEST_F(AgentMachineTest, LogLinesOfOneTrainerShareAReport) {
+  Train();
+  for (const char* line : {"a", "b"}) From("w0", 1, RunEvent::LogLine{line});
+  From("w1", 1, RunEvent::LogLine{"c"});
+  EXPECT_THAT(Tick(absl::Seconds(1)), ElementsAre("batch 1: w0 log a,b; w1 log c"));
+}
+
+TEST_F(AgentMachineTest, ExitIsReportedOnceAndFreesTheWorker) {
+  Train();
+  EXPECT_THAT(Exits("w0", 3), ElementsAre("batch 1: w0 exited 3"));
+  EXPECT_EQ(machine_.state("w0"), State::kIdle);
+  EXPECT_THAT(Exits("w0", 3), IsEmpty());
+  EXPECT_THAT(Launch({"w0"}, 2, "next"), ElementsAre("start w0/2"));
+  EXPECT_THAT(Exits("w0", 3, /*run=*/1), IsEmpty()) << "an event of the run before";
+  EXPECT_THAT(Says("w0", StepMessage{.epoch = 2}, /*run=*/1), IsEmpty());
+}
+
+TEST_F(AgentMachineTest, FailedLaunchIsReportedAsExited) {
+  Welcome();
+  Launch({"w0"});
+  EXPECT_THAT(From("w0", 1, TrainerExited{.launch_error = "no program"}),
+              ElementsAre("batch 1: w0 not launched: no program"));
+  EXPECT_EQ(machine_.state("w0"), State::kIdle);
+}
+
+TEST_F(AgentMachineTest, OrdersOfAnotherEpochOrJobChangeNothing) {
+  Train();
+  const CoordinatorOrder orders[] = {
+      UniqueIdOrder{"job", 2, "ab"},
+      UniqueIdOrder{"other", 1, "ab"},
+      DirectiveOrder{"job", 0, {.number = 1}},
+      AbortOrder{"job", 2, "late"},
+      StopOrder{{"w0", "job", 2}, absl::Seconds(1), "late"},
+      StopOrder{{"w0", "other", 1}, absl::Seconds(1), "late"},
+      StopOrder{{"w9", "job", 1}, absl::Seconds(1), "unknown worker"},
+  };
+  for (const CoordinatorOrder& order : orders) {
+    SCOPED_TRACE(order.index());
+    EXPECT_THAT(Order(order), IsEmpty());
+  }
+  EXPECT_THAT(Launch({"w0", "w1"}, 1), IsEmpty()) << "the same assignment again";
+  EXPECT_EQ(machine_.state("w0"), State::kTraining);
+}
+
+TEST_F(AgentMachineTest, TrainerMessagesOfAnotherEpochAreDropped) {
+  Train();
+  Says("w0", StepMessage{.epoch = 0, .iteration = 7});
+  Says("w0", DoneMessage{.epoch = 2});
+  Says("w0", StoreRequestMessage{.request = 1, .epoch = 2, .key = "k"});
+  EXPECT_THAT(Tick(absl::Seconds(1)), IsEmpty());
+}
+
+TEST_F(AgentMachineTest, StoreRequestsGoOutAndRepliesComeBack) {
+  Train();
+  EXPECT_THAT(Says("w1", StoreRequestMessage{.request = 5, .epoch = 1, .key = "tp/0"}),
+              ElementsAre("store job tp/0"));
+  EXPECT_THAT(From("w1", 1, StoreReplyMessage{.request = 5, .ok = true}),
+              ElementsAre("to w1/1: reply 5"));
+  EXPECT_THAT(From("w1", 9, StoreReplyMessage{.request = 5}), IsEmpty()) << "another run's";
+}
+
+TEST_F(AgentMachineTest, AbortThenNewerEpochKeepsTheProcess) {
+  Train();
+  EXPECT_THAT(Order(AbortOrder{"job", 1, "rank 1 died"}),
+              ElementsAre("to w0/1: abort 1", "to w1/1: abort 1"));
+  EXPECT_THAT(Launch({"w1", "w0"}, 2), ElementsAre("to w1/1: assign rank 0 epoch 2 threads 4",
+                                                   "to w0/1: assign rank 1 epoch 2 threads 4"));
+  Says("w0", StepMessage{.epoch = 1, .iteration = 1});  // of the old epoch
+  Says("w0", StepMessage{.epoch = 2, .iteration = 2});
+  EXPECT_THAT(Tick(absl::Seconds(1)), ElementsAre("batch 1: w0 step 2"));
+}
+
+TEST_F(AgentMachineTest, StopAsksThenKills) {
+  Train();
+  EXPECT_THAT(Order(StopOrder{{"w0", "job", 1}, absl::Seconds(3), "cancelled"}),
+              ElementsAre("to w0/1: shutdown", "end w0/1 in 3s"));
+  EXPECT_EQ(machine_.state("w0"), State::kStopping);
+  EXPECT_EQ(machine_.state("w1"), State::kTraining);
+  EXPECT_THAT(Order(StopOrder{{"w0", "job", 1}, absl::ZeroDuration(), "now"}),
+              ElementsAre("end w0/1 in 0"));
+  EXPECT_THAT(From("w0", 1, TrainerExited{.exit_code = -1, .signal = 9}),
+              ElementsAre("batch 1: w0 signal 9"));
+  EXPECT_EQ(machine_.state("w0"), State::kIdle);
+}
+
+TEST_F(AgentMachineTest, LaunchOnABusyOrUnknownWorkerIsRefused) {
+  Train();
+  EXPECT_THAT(Launch({"w0"}, 5, "other"),
+              ElementsAre("batch 1: w0 not launched: worker w0 still has the trainer of job job, "
+                          "epoch 1"));
+  EXPECT_THAT(Launch({"w7"}, 5, "other"),
+              ElementsAre("batch 2: w7 not launched: this agent has no worker w7"));
+  EXPECT_EQ(machine_.state("w0"), State::kTraining);
+}
+
+TEST_F(AgentMachineTest, SilentTrainerIsKilledAtTheHelloLimit) {
+  Welcome();
+  Launch({"w0"});
+  EXPECT_EQ(machine_.NextWake(), now_ + absl::Minutes(2));
+  EXPECT_THAT(Tick(absl::Minutes(2)), ElementsAre("end w0/1 in 0"));
+  EXPECT_EQ(machine_.NextWake(), std::nullopt);
+}
+
+TEST_F(AgentMachineTest, UnreadableMessageEndsTheTrainerAndTheReportSaysWhy) {
+  Train();
+  From("w0", 1, RunEvent::Garbage{"not JSON"});
+  std::vector<AgentAction> actions = machine_.Handle(
+      RunEvent{"w0", 1, TrainerExited{.signal = 9, .last_log_lines = {"last"}}}, now_);
+  ASSERT_EQ(actions.size(), 1u);
+  const auto& exited =
+      std::get<TrainerExited>(std::get<SendBatchAction>(actions[0]).batch->reports.back().report);
+  ASSERT_EQ(exited.last_log_lines.size(), 2u);
+  EXPECT_THAT(exited.last_log_lines[1], HasSubstr("not JSON"));
+}
+
+TEST_F(AgentMachineTest, ReportsWaitWhileAwayAndAreSentAgainUntilAcknowledged) {
+  Train();
+  Says("w0", StepMessage{.epoch = 1, .iteration = 1});
+  EXPECT_THAT(Tick(absl::Seconds(1)), ElementsAre("batch 1: w0 step 1"));
+  Says("w0", StepMessage{.epoch = 1, .iteration = 2});
+  EXPECT_THAT(Tick(absl::Seconds(1)), ElementsAre("batch 2: w0 step 2"));
+  Order(AckOrder{1});
+  Handle(StreamLostEvent{});
+  Says("w0", StepMessage{.epoch = 1, .iteration = 3});
+  EXPECT_THAT(Tick(absl::Seconds(1)), IsEmpty());
+  const std::vector<AssignmentKey> running = {{"w0", "job", 1}, {"w1", "job", 1}};
+  // The coordinator had batch 2; only its acknowledgement was lost.
+  EXPECT_THAT(Welcome(2, running), ElementsAre("batch 3: w0 step 3"));
+  Handle(StreamLostEvent{});
+  EXPECT_THAT(Welcome(2, running), ElementsAre("batch 3: w0 step 3"));
+  Order(AckOrder{3});
+  Handle(StreamLostEvent{});
+  EXPECT_THAT(Welcome(3, running), IsEmpty());
+  EXPECT_EQ(machine_.state("w0"), State::kTraining) << "training went on throughout";
+}
+
+TEST_F(AgentMachineTest, WelcomeSettlesWhatRuns) {
+  Train();
+  Handle(StreamLostEvent{});
+  Exits("w1", 1);
+  EXPECT_THAT(Welcome(0, {{"w1", "job", 1}, {"w5", "job", 1}}),
+              ElementsAre("to w0/1: shutdown", "end w0/1 in 0",
+                          "batch 1: w1 exited 1; w5 not launched: its agent does not run it: the "
+                          "order to launch it was lost, or the agent was restarted"));
+}
+
+TEST_F(AgentMachineTest, LostRecordOfReportsStartsAfresh) {
+  Train();
+  Says("w0", StepMessage{.epoch = 1, .iteration = 1});
+  Tick(absl::Seconds(1));
+  Order(AckOrder{1});
+  Handle(StreamLostEvent{});
+  EXPECT_THAT(Welcome(0, {{"w0", "job", 1}}),
+              ElementsAre("to w0/1: shutdown", "end w0/1 in 0", "to w1/1: shutdown",
+                          "end w1/1 in 0", "new incarnation"));
+  EXPECT_THAT(Exits("w0", 0), IsEmpty());
+  EXPECT_THAT(Exits("w1", 0), IsEmpty());
+  EXPECT_THAT(Welcome(0), IsEmpty()) << "nothing of the old incarnation is reported";
+  EXPECT_THAT(Launch({"w0"}), ElementsAre("start w0/2"));
+  EXPECT_THAT(Exits("w0", 0, 2), ElementsAre("batch 1: w0 exited 0"));
+}
+
+TEST_F(AgentMachineTest, IncarnationOverStopsAll) {
+  Train();
+  EXPECT_THAT(Handle(IncarnationOverEvent{}),
+              ElementsAre("to w0/1: shutdown", "end w0/1 in 0", "to w1/1: shutdown",
+                          "end w1/1 in 0", "new incarnation"));
+}
+
+TEST_F(AgentMachineTest, TerminationLetsTrainersCheckpointThenLeaves) {
+  Train();
+  EXPECT_THAT(Handle(TerminateEvent{}), ElementsAre("sigterm w0/1", "sigterm w1/1"));
+  EXPECT_THAT(Launch({"w0"}, 9, "x"),
+              ElementsAre("batch 1: w0 not launched: the worker's agent is ending"));
+  EXPECT_THAT(Says("w0", DoneMessage{.epoch = 1}),
+              ElementsAre("to w0/1: shutdown", "end w0/1 in 5s", "batch 2: w0 done 0"));
+  EXPECT_THAT(Exits("w0", 0), ElementsAre("batch 3: w0 exited 0"));
+  EXPECT_THAT(Tick(absl::Seconds(59)), IsEmpty());
+  EXPECT_THAT(Tick(absl::Seconds(1)), ElementsAre("to w1/1: shutdown", "end w1/1 in 5s"));
+  EXPECT_THAT(Exits("w1", 0), ElementsAre("batch 4: w1 exited 0"));
+  EXPECT_THAT(Order(AckOrder{4}), ElementsAre("leave"));
+}
+
+TEST_F(AgentMachineTest, SecondTerminationIsAtOnce) {
+  Train();
+  Handle(TerminateEvent{});
+  EXPECT_THAT(Handle(TerminateEvent{}), ElementsAre("to w0/1: shutdown", "end w0/1 in 0",
+                                                    "to w1/1: shutdown", "end w1/1 in 0"));
+}
+
+TEST_F(AgentMachineTest, IdleAgentLeavesAtOnce) {
+  Welcome();
+  EXPECT_THAT(Handle(TerminateEvent{}), ElementsAre("leave"));
+}
+
+TEST_F(AgentMachineTest, AgentWithoutAcknowledgementsLeavesAfterALimit) {
+  Train();
+  Handle(TerminateEvent{});
+  Exits("w0", 0);
+  EXPECT_THAT(Exits("w1", 0), ElementsAre("batch 2: w1 exited 0"));
+  EXPECT_EQ(machine_.NextWake(), now_ + absl::Seconds(2));
+  EXPECT_THAT(Tick(absl::Seconds(2)), ElementsAre("leave"));
+}
+
+}  // namespace
+}  // namespace muster

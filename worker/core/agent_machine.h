@@ -1,0 +1,181 @@
+// A node's agent as a pure machine: events in, actions out. It knows no process, no socket and no
+// clock; worker/agent carries out its actions and brings it the events. Not thread-safe.
+//
+// One worker (a device or CPU slot) is in one of these states:
+//
+//            (1)             (2)              (4)
+//   idle ----------> launching ----> training ----> stopping
+//    ^                   |    (3)       |   (5)        |
+//    +-------------------+--------------+--------------+
+//
+//   1 a Launch names it: the trainer is to be started (a run, numbered).
+//   2 the trainer said hello: it gets its assignment, then whatever came meanwhile.
+//   3 the launch failed, or the trainer ended: reported as exited, with its last log lines.
+//   4 a StopTrainer, a Welcome that does not list it, a new incarnation or the agent's own end: it
+//     is asked to leave and killed after a grace. Also from launching.
+//   5 the trainer ended. Reported, unless the incarnation that launched it is over.
+//
+// Fences: an order whose job or epoch is not the worker's changes nothing; a trainer's message of
+// another epoch is dropped; an event of an older run of the worker is dropped. Every assignment
+// that was launched is reported as exited exactly once per incarnation; a Launch of a newer epoch
+// of the same job takes the place of a running one, whose process goes on.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "common/control/messages.h"
+#include "worker/core/agent_messages.h"
+#include "worker/core/report_buffer.h"
+
+namespace muster {
+
+// ---- events, besides the coordinator's orders
+struct StreamLostEvent {};       // the stream broke; reports wait from now on
+struct IncarnationOverEvent {};  // the coordinator knows this incarnation as over: start afresh
+struct RunEvent {                // what became of run `run` of a worker
+  std::string worker;
+  int64_t run = 0;
+  struct Started {
+    int64_t pid = 0;
+  };
+  struct LogLine {
+    std::string line;
+  };
+  struct Garbage {  // a control line that could not be read
+    std::string error;
+  };
+  // TrainerExited: it ended, or (launch_error) could not be started. Comes last, once a run.
+  std::variant<Started, TrainerToAgent, LogLine, Garbage, TrainerExited, StoreReplyMessage> what;
+};
+struct TerminateEvent {};  // SIGTERM of the agent; the second one means now
+struct TickEvent {};       // time has passed: see NextWake
+using AgentEvent = std::variant<CoordinatorOrder, StreamLostEvent, IncarnationOverEvent, RunEvent,
+                                TerminateEvent, TickEvent>;
+
+// ---- actions
+struct StartTrainerAction {  // check the spec's paths, then start the process
+  std::string worker;
+  int64_t run = 0;
+  std::shared_ptr<const LaunchOrder> launch;
+  LaunchOrder::Assignment assignment;  // num_threads resolved
+};
+struct SendToTrainerAction {
+  std::string worker;
+  int64_t run = 0;
+  AgentToTrainer message;
+};
+struct SignalTrainerAction {  // SIGTERM: checkpoint and exit (training.exit_signal_handler)
+  std::string worker;
+  int64_t run = 0;
+};
+struct EndTrainerAction {  // close its control socket and kill it after the grace
+  std::string worker;
+  int64_t run = 0;
+  absl::Duration grace;
+  std::string reason;
+};
+struct StoreRequestAction {  // ask the rendezvous service; the answer is RunEvent's StoreReply
+  std::string worker;
+  int64_t run = 0;
+  std::string job_id;
+  StoreRequestMessage request;
+};
+struct SendBatchAction {
+  std::shared_ptr<const ReportBatch> batch;
+};
+struct NewIncarnationAction {};  // register with a new incarnation
+struct ExitAgentAction {};       // nothing runs any more and all is reported: leave
+using AgentAction =
+    std::variant<StartTrainerAction, SendToTrainerAction, SignalTrainerAction, EndTrainerAction,
+                 StoreRequestAction, SendBatchAction, NewIncarnationAction, ExitAgentAction>;
+
+class AgentMachine {
+ public:
+  enum class State { kIdle, kLaunching, kTraining, kStopping };
+
+  struct Options {
+    std::vector<std::string> workers;
+    std::vector<std::string> plugin_dirs;
+    int default_num_threads = 1;  // of a trainer whose assignment names none
+    absl::Duration hello_limit = absl::Minutes(2);
+    absl::Duration terminate_grace = absl::Seconds(60);  // for a checkpoint after SIGTERM
+    absl::Duration leave_grace = absl::Seconds(5);       // between "leave" and the kill
+    absl::Duration farewell_limit = absl::Seconds(2);    // for the last acknowledgements
+    ReportBuffer::Options reports;
+  };
+
+  explicit AgentMachine(Options options);
+
+  std::vector<AgentAction> Handle(const AgentEvent& event, absl::Duration now);
+  // When a TickEvent is due, if nothing comes before.
+  std::optional<absl::Duration> NextWake() const;
+
+  State state(const std::string& worker) const { return workers_.at(worker).state; }
+
+ private:
+  struct Worker {
+    std::string name;
+    State state = State::kIdle;
+    int64_t run = 0;  // of the current or last trainer
+    std::shared_ptr<const LaunchOrder> launch;
+    LaunchOrder::Assignment assignment;
+    int64_t pid = 0;
+    bool report_exit = true;             // false when its incarnation is over
+    bool done = false;                   // its trainer has reported done or failed
+    std::vector<AgentToTrainer> queued;  // until the trainer says hello
+    std::optional<absl::Duration> hello_due;
+    std::string stop_reason;
+  };
+
+  void On(const CoordinatorOrder& order);
+  void On(const StreamLostEvent& event);
+  void On(const IncarnationOverEvent& event);
+  void On(const RunEvent& event);
+  void On(const TerminateEvent& event);
+  void On(const TickEvent& event);
+
+  void OnOrder(const WelcomeOrder& order);
+  void OnOrder(const LaunchOrder& order);
+  void OnOrder(const UniqueIdOrder& order);
+  void OnOrder(const DirectiveOrder& order);
+  void OnOrder(const AbortOrder& order);
+  void OnOrder(const StopOrder& order);
+  void OnOrder(const AckOrder& order);
+
+  void Launch(const std::shared_ptr<const LaunchOrder>& order,
+              const LaunchOrder::Assignment& assignment);
+  void Refuse(const LaunchOrder& order, const LaunchOrder::Assignment& assignment,
+              std::string reason);
+  void OnTrainerMessage(Worker& worker, const TrainerToAgent& message);
+  void OnHello(Worker& worker, const HelloMessage& hello);
+  void OnExit(Worker& worker, const TrainerExited& exit);
+  void Forward(const std::string& job_id, int64_t epoch, const AgentToTrainer& message);
+  void Send(Worker& worker, const AgentToTrainer& message);
+  void Stop(Worker& worker, absl::Duration grace, absl::string_view reason);
+  AgentToTrainer MakeAssign(const Worker& worker) const;
+  void Report(const Worker& worker, decltype(TrainerReport::report) report);
+  void StartAfresh(absl::string_view reason);
+  void LeaveWhenDone();
+
+  const Options options_;
+  std::map<std::string, Worker> workers_;
+  ReportBuffer reports_;
+  bool connected_ = false;
+  bool exited_ = false;  // ExitAgentAction was given
+  int terminations_ = 0;
+  std::optional<absl::Duration> terminate_due_;  // then the trainers that still run are stopped
+  std::optional<absl::Duration> farewell_due_;
+
+  absl::Duration now_;                // of the event being handled
+  std::vector<AgentAction> actions_;  // of the event being handled
+};
+
+}  // namespace muster

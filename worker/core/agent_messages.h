@@ -1,0 +1,92 @@
+// What goes between the coordinator and a node's agent, as plain values: the meaning is that of
+// proto/muster/v1/membership.proto, which worker/agent converts to and from. Pure.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "absl/time/time.h"
+#include "common/control/messages.h"
+
+namespace muster {
+
+// One attempt of one rank on one worker.
+struct AssignmentKey {
+  std::string worker, job_id;
+  int64_t epoch = 0;
+  bool operator==(const AssignmentKey&) const = default;
+};
+
+// ---- coordinator -> agent
+struct WelcomeOrder {
+  int64_t reports_through = 0;         // batches up to this one are known
+  std::vector<AssignmentKey> running;  // what this node should be running
+};
+struct LaunchOrder {
+  std::string job_id;
+  int64_t epoch = 0;
+  std::string spec_json;
+  int world_size = 1;
+  int64_t directives_through = 0;
+  struct Assignment {
+    std::string worker;
+    int rank = 0;
+    std::string host_address, device;
+    int num_threads = 0;  // 0: the agent's own choice
+  };
+  std::vector<Assignment> assignments;
+};
+struct UniqueIdOrder {
+  std::string job_id;
+  int64_t epoch = 0;
+  std::string id;
+};
+struct DirectiveOrder {
+  std::string job_id;
+  int64_t epoch = 0;
+  Directive directive;
+};
+struct AbortOrder {
+  std::string job_id;
+  int64_t epoch = 0;
+  std::string reason;
+};
+struct StopOrder {
+  AssignmentKey assignment;
+  absl::Duration grace;
+  std::string reason;
+};
+struct AckOrder {
+  int64_t through = 0;
+};
+using CoordinatorOrder = std::variant<WelcomeOrder, LaunchOrder, UniqueIdOrder, DirectiveOrder,
+                                      AbortOrder, StopOrder, AckOrder>;
+
+// ---- agent -> coordinator
+struct LogLines {
+  std::vector<std::string> lines;
+};
+struct TrainerExited {  // always an assignment's last report
+  int exit_code = 0;
+  int signal = 0;            // 0: it exited by itself
+  std::string launch_error;  // not empty: it never ran
+  std::vector<std::string> last_log_lines;
+  int64_t pid = 0;
+};
+struct TrainerReport {
+  AssignmentKey assignment;
+  int rank = 0;
+  std::variant<PhaseMessage, PublishUniqueIdMessage, StepMessage, EvaluationMessage,
+               CheckpointMessage, EventMessage, DoneMessage, FailedMessage, TrainerExited, LogLines>
+      report;
+};
+// Numbered 1, 2, 3, ... within an incarnation; kept until acknowledged.
+struct ReportBatch {
+  int64_t sequence = 0;
+  std::vector<TrainerReport> reports;
+};
+
+}  // namespace muster
