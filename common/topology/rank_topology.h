@@ -54,6 +54,10 @@ class RankTopology {
   // stage).
   std::vector<int> GroupOf(const std::string& name, int rank) const;
 
+  // Hybrid context parallelism: contiguous slices of every dp_cp group, by slice size 2^k, for
+  // k = 1 .. floor(log2(dp * cp)) - 1. INVALID_ARGUMENT when dp * cp is odd and above 1.
+  absl::StatusOr<std::map<int, GroupTable>> HybridDpCpGroups() const;
+
  private:
   struct State;
   std::shared_ptr<const State> state_;
