@@ -22,15 +22,16 @@ RULES = {
     "common/control": (BASE, ["json"]),
     "common/tokenizer": (BASE, ["json", "files"]),
     "common/dataset": (BASE + ["common/tokenizer"], ["json", "files"]),
+    "common/preflight": (BASE + ["common/spec"], ["files"]),
     "common/rpc": (BASE + RUNTIME + PURE1, ["grpc", "proto", "threads"]),
     "coordinator/core": (BASE + PURE1, []),
     "coordinator/engine": (BASE + PURE1 + RUNTIME + ["coordinator/core"], ["threads", "files", "sqlite"]),
     "coordinator/server": (BASE + PURE1 + RUNTIME + ["common/rpc", "coordinator/core", "coordinator/engine"],
                            ["grpc", "proto", "threads", "files", "json"]),
     "worker/core": (BASE + PURE1, []),
-    "worker/agent": (BASE + PURE1 + RUNTIME + ["common/rpc", "common/dataset", "worker/core"],
+    "worker/agent": (BASE + PURE1 + RUNTIME + ["common/rpc", "common/dataset", "common/preflight", "worker/core"],
                      ["grpc", "proto", "threads", "files", "json"]),
-    "cli": (BASE + PURE1 + RUNTIME + FILES + ["common/rpc"], ["grpc", "proto", "threads", "files", "json"]),
+    "cli": (BASE + PURE1 + RUNTIME + FILES + ["common/preflight", "common/rpc"], ["grpc", "proto", "threads", "files", "json"]),
 }
 TENSOR = ["torch", "threads", "files"]
 COMMON = BASE + PURE1 + RUNTIME + FILES

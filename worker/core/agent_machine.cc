@@ -10,6 +10,8 @@
 namespace muster {
 namespace {
 
+constexpr size_t kMaxReceived = 256;  // assignments a worker remembers
+
 AssignmentKey KeyOf(const std::string& worker, const LaunchOrder& launch) {
   return {.worker = worker, .job_id = launch.job_id, .epoch = launch.epoch};
 }
@@ -32,6 +34,12 @@ void KeepEarlier(std::optional<absl::Duration>* earliest, std::optional<absl::Du
 }
 
 }  // namespace
+
+bool AgentMachine::Worker::Received(const std::string& job_id, int64_t epoch) const {
+  return std::any_of(received.begin(), received.end(), [&](const auto& entry) {
+    return entry.first == job_id && entry.second >= epoch;
+  });
+}
 
 AgentMachine::AgentMachine(Options options)
     : options_(std::move(options)), reports_(options_.reports) {
@@ -114,6 +122,17 @@ void AgentMachine::On(const TickEvent&) {
 
 // ---- the coordinator's orders
 
+template <typename Function>
+void AgentMachine::Forward(const std::string& job_id, int64_t epoch, Function function) {
+  for (auto& [name, worker] : workers_) {
+    if (worker.state == State::kIdle || worker.launch->job_id != job_id ||
+        worker.launch->epoch != epoch) {
+      continue;
+    }
+    function(worker);
+  }
+}
+
 void AgentMachine::OnOrder(const WelcomeOrder& order) {
   auto unknown_batches = reports_.Resume(order.reports_through);
   if (!unknown_batches) {
@@ -130,17 +149,6 @@ void AgentMachine::OnOrder(const WelcomeOrder& order) {
       Stop(worker, absl::ZeroDuration(), "the coordinator does not count on it any more");
     }
   }
-  for (const AssignmentKey& key : order.running) {
-    const auto found = workers_.find(key.worker);
-    const bool running = found != workers_.end() && found->second.state != State::kIdle &&
-                         KeyOf(key.worker, *found->second.launch) == key;
-    if (running || reports_.HasExit(key)) continue;
-    reports_.Add({.assignment = key,
-                  .report = TrainerExited{.launch_error =
-                                              "its agent does not run it: the order to launch it "
-                                              "was lost, or the agent was restarted"}},
-                 now_);
-  }
 }
 
 void AgentMachine::OnOrder(const LaunchOrder& order) {
@@ -156,6 +164,9 @@ void AgentMachine::Launch(const std::shared_ptr<const LaunchOrder>& order,
     return;
   }
   Worker& worker = found->second;
+  if (worker.Received(order->job_id, order->epoch)) return;
+  worker.received.emplace_back(order->job_id, order->epoch);
+  if (worker.received.size() > kMaxReceived) worker.received.pop_front();
   if (terminations_ > 0) {
     Refuse(*order, assignment, "the worker's agent is ending");
     return;
@@ -168,16 +179,15 @@ void AgentMachine::Launch(const std::shared_ptr<const LaunchOrder>& order,
                     .run = worker.run + 1,
                     .launch = order,
                     .assignment = resolved,
-                    .hello_due = now_ + options_.hello_limit};
+                    .hello_due = now_ + options_.hello_limit,
+                    .received = std::move(worker.received)};
     actions_.push_back(StartTrainerAction{worker.name, worker.run, order, resolved});
     return;
   }
-  const bool same_job = worker.launch->job_id == order->job_id;
-  if (same_job && order->epoch <= worker.launch->epoch) return;  // repeated, or late
-  if (same_job && worker.state == State::kTraining) {
+  if (worker.launch->job_id == order->job_id && worker.state == State::kTraining) {
     worker.launch = order;
     worker.assignment = resolved;
-    worker.done = false;
+    worker.done = worker.aborted = worker.has_unique_id = false;
     Send(worker, MakeAssign(worker));
     return;
   }
@@ -195,23 +205,40 @@ void AgentMachine::Refuse(const LaunchOrder& order, const LaunchOrder::Assignmen
 }
 
 void AgentMachine::OnOrder(const UniqueIdOrder& order) {
-  Forward(order.job_id, order.epoch, UniqueIdMessage{order.epoch, order.id});
+  Forward(order.job_id, order.epoch, [&](Worker& worker) {
+    if (std::exchange(worker.has_unique_id, true)) return;
+    Send(worker, UniqueIdMessage{order.epoch, order.id});
+  });
 }
 
+// Repeated directives go on: a trainer knows which numbers it holds.
 void AgentMachine::OnOrder(const DirectiveOrder& order) {
-  Forward(order.job_id, order.epoch, DirectiveMessage{order.epoch, order.directive});
+  Forward(order.job_id, order.epoch, [&](Worker& worker) {
+    Send(worker, DirectiveMessage{order.epoch, order.directive});
+  });
 }
 
 void AgentMachine::OnOrder(const AbortOrder& order) {
-  Forward(order.job_id, order.epoch, AbortMessage{order.epoch, order.reason});
+  Forward(order.job_id, order.epoch, [&](Worker& worker) {
+    if (std::exchange(worker.aborted, true)) return;
+    Send(worker, AbortMessage{order.epoch, order.reason});
+  });
 }
 
 void AgentMachine::OnOrder(const StopOrder& order) {
   const auto found = workers_.find(order.assignment.worker);
-  if (found == workers_.end() || found->second.state == State::kIdle) return;
+  if (found == workers_.end()) return;
   Worker& worker = found->second;
-  if (KeyOf(worker.name, *worker.launch) != order.assignment) return;
-  Stop(worker, order.grace, order.reason);
+  const AssignmentKey& key = order.assignment;
+  if (worker.state != State::kIdle && KeyOf(worker.name, *worker.launch) == key) {
+    Stop(worker, order.grace, order.reason);
+    return;
+  }
+  if (worker.Received(key.job_id, key.epoch)) return;   // it has ended, and that was reported
+  worker.received.emplace_back(key.job_id, key.epoch);  // a Launch behind it comes too late
+  reports_.Add({.assignment = key,
+                .report = TrainerExited{.launch_error = "the order to launch it never came"}},
+               now_);
 }
 
 void AgentMachine::OnOrder(const AckOrder& order) { reports_.Acknowledge(order.through); }
@@ -294,7 +321,7 @@ void AgentMachine::OnExit(Worker& worker, const TrainerExited& exit) {
         absl::StrCat("(stopped by its agent: ", worker.stop_reason, ")"));
   }
   if (worker.report_exit) Report(worker, std::move(report));
-  worker = Worker{.name = worker.name, .run = worker.run};
+  worker = Worker{.name = worker.name, .run = worker.run, .received = std::move(worker.received)};
 }
 
 void AgentMachine::Report(const Worker& worker, decltype(TrainerReport::report) report) {
@@ -306,17 +333,6 @@ void AgentMachine::Report(const Worker& worker, decltype(TrainerReport::report) 
 }
 
 // ---- helpers
-
-void AgentMachine::Forward(const std::string& job_id, int64_t epoch,
-                           const AgentToTrainer& message) {
-  for (auto& [name, worker] : workers_) {
-    if (worker.state == State::kIdle || worker.launch->job_id != job_id ||
-        worker.launch->epoch != epoch) {
-      continue;
-    }
-    Send(worker, message);
-  }
-}
 
 void AgentMachine::Send(Worker& worker, const AgentToTrainer& message) {
   switch (worker.state) {
@@ -369,6 +385,7 @@ AgentToTrainer AgentMachine::MakeAssign(const Worker& worker) const {
 void AgentMachine::StartAfresh(absl::string_view reason) {
   connected_ = false;
   for (auto& [name, worker] : workers_) {
+    worker.received.clear();
     if (worker.state == State::kIdle) continue;
     worker.report_exit = false;
     Stop(worker, absl::ZeroDuration(), reason);

@@ -16,16 +16,19 @@
 //   5 the trainer ended. Reported, unless the incarnation that launched it is over.
 //
 // Fences: an order whose job or epoch is not the worker's changes nothing; a trainer's message of
-// another epoch is dropped; an event of an older run of the worker is dropped. Every assignment
-// that was launched is reported as exited exactly once per incarnation; a Launch of a newer epoch
-// of the same job takes the place of a running one, whose process goes on.
+// another epoch is dropped; an event of an older run of the worker is dropped. The coordinator
+// repeats after a reconnection what may have been lost: what was received before is ignored. Every
+// assignment that was launched is reported as exited exactly once per incarnation; a Launch of a
+// newer epoch of the same job takes the place of a running one, whose process goes on.
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -133,6 +136,10 @@ class AgentMachine {
     std::vector<AgentToTrainer> queued;  // until the trainer says hello
     std::optional<absl::Duration> hello_due;
     std::string stop_reason;
+    bool aborted = false, has_unique_id = false;  // in the current epoch
+    // Newest epoch of each job that was launched here in this incarnation, the last ones.
+    std::deque<std::pair<std::string, int64_t>> received;
+    bool Received(const std::string& job_id, int64_t epoch) const;
   };
 
   void On(const CoordinatorOrder& order);
@@ -157,7 +164,9 @@ class AgentMachine {
   void OnTrainerMessage(Worker& worker, const TrainerToAgent& message);
   void OnHello(Worker& worker, const HelloMessage& hello);
   void OnExit(Worker& worker, const TrainerExited& exit);
-  void Forward(const std::string& job_id, int64_t epoch, const AgentToTrainer& message);
+  // Calls it for each worker that has this epoch's trainer.
+  template <typename Function>
+  void Forward(const std::string& job_id, int64_t epoch, Function function);
   void Send(Worker& worker, const AgentToTrainer& message);
   void Stop(Worker& worker, absl::Duration grace, absl::string_view reason);
   AgentToTrainer MakeAssign(const Worker& worker) const;

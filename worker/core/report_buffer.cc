@@ -19,10 +19,6 @@ bool IsOutcome(const TrainerReport& report) {
          std::holds_alternative<PublishUniqueIdMessage>(report.report);
 }
 
-bool IsExitOf(const TrainerReport& report, const AssignmentKey& assignment) {
-  return std::holds_alternative<TrainerExited>(report.report) && report.assignment == assignment;
-}
-
 }  // namespace
 
 void ReportBuffer::Add(TrainerReport report, absl::Duration now) {
@@ -136,14 +132,6 @@ void ReportBuffer::Reset() {
   acknowledged_ = last_sequence_ = 0;
   waiting_log_lines_ = log_lines_left_out_ = 0;
   due_.reset();
-}
-
-bool ReportBuffer::HasExit(const AssignmentKey& assignment) const {
-  const auto is_exit = [&](const TrainerReport& report) { return IsExitOf(report, assignment); };
-  return std::any_of(waiting_.begin(), waiting_.end(), is_exit) ||
-         std::any_of(in_flight_.begin(), in_flight_.end(), [&](const auto& batch) {
-           return std::any_of(batch->reports.begin(), batch->reports.end(), is_exit);
-         });
 }
 
 }  // namespace muster

@@ -38,8 +38,6 @@ class ReportBuffer {
   std::optional<std::vector<std::shared_ptr<const ReportBatch>>> Resume(int64_t through);
   // A new incarnation: everything is forgotten, numbers start at 1.
   void Reset();
-  // The outcome of this assignment waits or is in flight.
-  bool HasExit(const AssignmentKey& assignment) const;
   bool empty() const { return waiting_.empty() && in_flight_.empty(); }
 
  private:

@@ -201,8 +201,7 @@ TEST_F(AgentMachineTest, OrdersOfAnotherEpochOrJobChangeNothing) {
       UniqueIdOrder{"other", 1, "ab"},
       DirectiveOrder{"job", 0, {.number = 1}},
       AbortOrder{"job", 2, "late"},
-      StopOrder{{"w0", "job", 2}, absl::Seconds(1), "late"},
-      StopOrder{{"w0", "other", 1}, absl::Seconds(1), "late"},
+      StopOrder{{"w0", "job", 0}, absl::Seconds(1), "late"},
       StopOrder{{"w9", "job", 1}, absl::Seconds(1), "unknown worker"},
   };
   for (const CoordinatorOrder& order : orders) {
@@ -252,6 +251,26 @@ TEST_F(AgentMachineTest, StopAsksThenKills) {
   EXPECT_THAT(From("w0", 1, TrainerExited{.exit_code = -1, .signal = 9}),
               ElementsAre("batch 1: w0 signal 9"));
   EXPECT_EQ(machine_.state("w0"), State::kIdle);
+}
+
+TEST_F(AgentMachineTest, StopOfWhatWasNeverLaunchedIsAnswered) {
+  Welcome();
+  EXPECT_THAT(Order(StopOrder{{"w0", "job", 1}, absl::Seconds(3), "cancelled"}),
+              ElementsAre("batch 1: w0 not launched: the order to launch it never came"));
+  EXPECT_THAT(Order(StopOrder{{"w0", "job", 1}, absl::Seconds(3), "cancelled"}), IsEmpty());
+  EXPECT_THAT(Launch({"w0"}), IsEmpty()) << "behind its stop";
+  EXPECT_THAT(Launch({"w0"}, 2), ElementsAre("start w0/1"));
+}
+
+TEST_F(AgentMachineTest, RepeatedOrdersReachATrainerOnce) {
+  Train();
+  EXPECT_THAT(Order(UniqueIdOrder{"job", 1, "ab"}),
+              ElementsAre("to w0/1: id ab", "to w1/1: id ab"));
+  EXPECT_THAT(Order(UniqueIdOrder{"job", 1, "ab"}), IsEmpty());
+  EXPECT_THAT(Order(AbortOrder{"job", 1, ""}), ElementsAre("to w0/1: abort 1", "to w1/1: abort 1"));
+  EXPECT_THAT(Order(AbortOrder{"job", 1, ""}), IsEmpty());
+  Launch({"w0"}, 2);
+  EXPECT_THAT(Order(UniqueIdOrder{"job", 2, "cd"}), ElementsAre("to w0/1: id cd"));
 }
 
 TEST_F(AgentMachineTest, LaunchOnABusyOrUnknownWorkerIsRefused) {
@@ -309,10 +328,10 @@ TEST_F(AgentMachineTest, WelcomeSettlesWhatRuns) {
   Train();
   Handle(StreamLostEvent{});
   Exits("w1", 1);
-  EXPECT_THAT(Welcome(0, {{"w1", "job", 1}, {"w5", "job", 1}}),
-              ElementsAre("to w0/1: shutdown", "end w0/1 in 0",
-                          "batch 1: w1 exited 1; w5 not launched: its agent does not run it: the "
-                          "order to launch it was lost, or the agent was restarted"));
+  // w1's exit is known to the agent only; w0 was given up by the coordinator.
+  EXPECT_THAT(Welcome(0, {{"w1", "job", 1}}),
+              ElementsAre("to w0/1: shutdown", "end w0/1 in 0", "batch 1: w1 exited 1"));
+  EXPECT_THAT(Launch({"w0", "w1"}), IsEmpty()) << "repeated, and ended since";
 }
 
 TEST_F(AgentMachineTest, LostRecordOfReportsStartsAfresh) {

@@ -1,0 +1,212 @@
+#include "worker/agent/agent.h"
+
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <deque>
+#include <optional>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/rpc/channel.h"
+#include "common/runtime/clock.h"
+#include "common/runtime/log.h"
+#include "common/runtime/mutex.h"
+#include "common/spec/spec_json.h"
+#include "worker/agent/coordinator_client.h"
+#include "worker/agent/store_proxy.h"
+#include "worker/agent/trainer_set.h"
+#include "worker/core/agent_machine.h"
+
+namespace muster {
+namespace {
+
+// Log lines beyond this many events wait in their trainer's pipe.
+constexpr size_t kMaxQueuedRunEvents = 4096;
+
+std::vector<std::string> WorkerNames(const Agent::Options& options) {
+  if (options.devices.size() == 1) return {options.name};
+  std::vector<std::string> names;
+  for (const DeviceSlot& slot : options.devices) {
+    names.push_back(absl::StrCat(options.name, "/", slot.index));
+  }
+  return names;
+}
+
+v1::RegisterRequest Registration(const Agent::Options& options) {
+  v1::RegisterRequest request;
+  request.set_node(options.name);
+  const std::vector<std::string> names = WorkerNames(options);
+  for (size_t i = 0; i < names.size(); ++i) {
+    v1::WorkerDescription* worker = request.add_workers();
+    worker->set_name(names[i]);
+    worker->set_device(options.devices[i].device);
+    worker->set_kind(options.devices[i].device == "cpu" ? v1::DEVICE_KIND_CPU
+                                                        : v1::DEVICE_KIND_CUDA);
+    worker->set_index(options.devices[i].index);
+  }
+  request.set_version("0.1.0");
+  request.set_protocol_version(1);
+  request.set_advertised_address(options.advertised_address);
+  request.set_num_cpus(options.num_cpus);
+  request.set_pid(getpid());
+  return request;
+}
+
+AgentMachine::Options MachineOptions(const Agent::Options& options) {
+  return {.workers = WorkerNames(options),
+          .plugin_dirs = options.plugin_dirs,
+          .default_num_threads =
+              std::max(1, options.num_cpus / static_cast<int>(options.devices.size()))};
+}
+
+}  // namespace
+
+class Agent::Impl {
+ public:
+  explicit Impl(Options options)
+      : options_(std::move(options)), machine_(MachineOptions(options_)) {}
+
+  absl::Status Run() {
+    const std::shared_ptr<grpc::Channel> channel = NewChannel(options_.coordinator);
+    TrainerSet trainers({.program = options_.trainer_program,
+                         .log_folder = absl::StrCat(options_.state_dir, "/logs")},
+                        [this](RunEvent event) { Post(std::move(event), 0); });
+    StoreProxy store(channel);
+    CoordinatorClient client(
+        channel, options_.coordinator, Registration(options_),
+        {.on_order = [this](int64_t stream,
+                            CoordinatorOrder order) { Post(std::move(order), stream); },
+         .on_stream_lost = [this](int64_t stream) { Post(StreamLostEvent{}, stream); },
+         .on_incarnation_over = [this] { Post(IncarnationOverEvent{}, 0); },
+         .on_refused = [this](absl::Status status) { Refuse(std::move(status)); }});
+    trainers_ = &trainers;
+    store_ = &store;
+    client_ = &client;
+    absl::Status result = Loop();
+    {
+      // What still posts (a trainer that is killed below) must not wait for this loop.
+      MutexLock lock(&mu_);
+      closed_ = true;
+      changed_.NotifyAll();
+    }
+    return result;
+  }
+
+  void Terminate() { Post(TerminateEvent{}, 0); }
+
+ private:
+  struct Posted {
+    AgentEvent event;
+    int64_t stream = 0;  // that brought it
+  };
+
+  void Post(AgentEvent event, int64_t stream) {
+    const bool may_wait = std::holds_alternative<RunEvent>(event);
+    MutexLock lock(&mu_);
+    while (may_wait && !closed_ && events_.size() >= kMaxQueuedRunEvents) changed_.Wait(&mu_);
+    events_.push_back({std::move(event), stream});
+    changed_.NotifyAll();
+  }
+
+  void Refuse(absl::Status status) {
+    MutexLock lock(&mu_);
+    refusal_ = std::move(status);
+    changed_.NotifyAll();
+  }
+
+  absl::Status Loop() {
+    while (true) {
+      Posted next{TickEvent{}, 0};
+      {
+        const std::optional<absl::Duration> wake = machine_.NextWake();
+        MutexLock lock(&mu_);
+        while (events_.empty() && refusal_.ok() && (!wake || clock_.Steady() < *wake)) {
+          if (wake) {
+            changed_.WaitFor(&mu_, *wake - clock_.Steady());
+          } else {
+            changed_.Wait(&mu_);
+          }
+        }
+        if (!refusal_.ok()) return refusal_;
+        if (!events_.empty()) {
+          next = std::move(events_.front());
+          events_.pop_front();
+          if (events_.size() + 1 == kMaxQueuedRunEvents) changed_.NotifyAll();
+        }
+      }
+      if (!Handle(next)) return absl::OkStatus();
+    }
+  }
+
+  // False when the agent is to leave.
+  bool Handle(Posted& posted) {
+    if (auto* order = std::get_if<CoordinatorOrder>(&posted.event)) {
+      stream_ = posted.stream;
+      if (auto* launch = std::get_if<LaunchOrder>(order)) FillThreads(launch);
+    }
+    for (const AgentAction& action : machine_.Handle(posted.event, clock_.Steady())) {
+      if (std::holds_alternative<ExitAgentAction>(action)) return false;
+      std::visit([this](const auto& a) { Do(a); }, action);
+    }
+    const auto* run = std::get_if<RunEvent>(&posted.event);
+    if (run != nullptr && std::holds_alternative<TrainerExited>(run->what)) {
+      trainers_->Forget(run->worker, run->run);
+    }
+    return true;
+  }
+
+  // The spec's own wish goes before the coordinator's share of the cores.
+  static void FillThreads(LaunchOrder* launch) {
+    const ParsedSpec parsed = ParseJobSpec(launch->spec_json);
+    if (!parsed.spec.training.num_threads) return;
+    for (LaunchOrder::Assignment& assignment : launch->assignments) {
+      assignment.num_threads = static_cast<int>(*parsed.spec.training.num_threads);
+    }
+  }
+
+  void Do(const StartTrainerAction& action) { trainers_->Start(action); }
+  void Do(const SendToTrainerAction& action) {
+    trainers_->Send(action.worker, action.run, action.message);
+  }
+  void Do(const SignalTrainerAction& action) {
+    trainers_->Signal(action.worker, action.run, SIGTERM);
+  }
+  void Do(const EndTrainerAction& action) {
+    trainers_->End(action.worker, action.run, action.grace, action.reason);
+  }
+  void Do(const StoreRequestAction& action) {
+    store_->Ask(action.job_id, action.request,
+                [this, worker = action.worker, run = action.run](StoreReplyMessage reply) {
+                  // Never waits: this is a gRPC thread.
+                  MutexLock lock(&mu_);
+                  events_.push_back({RunEvent{worker, run, std::move(reply)}, 0});
+                  changed_.NotifyAll();
+                });
+  }
+  void Do(const SendBatchAction& action) { client_->Send(stream_, action.batch); }
+  void Do(const NewIncarnationAction&) { client_->NewIncarnation(); }
+  void Do(const ExitAgentAction&) {}
+
+  const Options options_;
+  RealClock clock_;
+  AgentMachine machine_;
+  int64_t stream_ = 0;  // of the last order
+  TrainerSet* trainers_ = nullptr;
+  StoreProxy* store_ = nullptr;
+  CoordinatorClient* client_ = nullptr;
+
+  Mutex mu_;
+  CondVar changed_;
+  std::deque<Posted> events_ ABSL_GUARDED_BY(mu_);
+  absl::Status refusal_ ABSL_GUARDED_BY(mu_);
+  bool closed_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+Agent::Agent(Options options) : impl_(std::make_unique<Impl>(std::move(options))) {}
+Agent::~Agent() = default;
+absl::Status Agent::Run() { return impl_->Run(); }
+void Agent::Terminate() { impl_->Terminate(); }
+
+}  // namespace muster

@@ -1,0 +1,15 @@
+// worker/core's plain values <-> the messages of membership.proto. Pure functions.
+#pragma once
+
+#include <optional>
+
+#include "muster/v1/membership.pb.h"
+#include "worker/core/agent_messages.h"
+
+namespace muster {
+
+// nullopt for a message of a kind that this version does not know: it is skipped.
+std::optional<CoordinatorOrder> ToOrder(const v1::ConnectResponse& response);
+v1::ReportBatch ToProto(const ReportBatch& batch);
+
+}  // namespace muster

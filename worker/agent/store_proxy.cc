@@ -1,0 +1,155 @@
+#include "worker/agent/store_proxy.h"
+
+#include <grpcpp/alarm.h>
+#include <grpcpp/client_context.h>
+
+#include <set>
+#include <utility>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "absl/time/time.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/convert.h"
+#include "common/runtime/mutex.h"
+#include "muster/v1/rendezvous.grpc.pb.h"
+
+namespace muster {
+namespace {
+
+constexpr absl::Duration kLongestWait = absl::Minutes(1);  // the service's own bound of one call
+constexpr absl::Duration kSetLimit = absl::Seconds(30);
+
+StoreReplyMessage ReplyWith(int64_t request, const absl::Status& status) {
+  return {.request = request,
+          .ok = status.ok(),
+          .error = std::string(status.message()),
+          .error_code = static_cast<int>(status.code())};
+}
+
+}  // namespace
+
+class StoreProxy::Impl {
+ public:
+  explicit Impl(std::shared_ptr<grpc::Channel> channel)
+      : stub_(v1::RendezvousService::NewStub(channel)) {}
+
+  ~Impl() {
+    MutexLock lock(&mu_);
+    ending_ = true;
+    for (Call* call : calls_) {
+      if (call->context != nullptr) call->context->TryCancel();
+      call->alarm.Cancel();
+    }
+    while (!calls_.empty()) ended_.Wait(&mu_);
+  }
+
+  void Ask(const std::string& job_id, const StoreRequestMessage& request,
+           std::function<void(StoreReplyMessage)> reply) {
+    auto* call = new Call{.job_id = job_id, .request = request, .reply = std::move(reply)};
+    call->deadline = absl::Now() + (request.op == StoreRequestMessage::Op::kSet
+                                        ? kSetLimit
+                                        : absl::Milliseconds(request.limit_ms));
+    {
+      MutexLock lock(&mu_);
+      calls_.insert(call);
+    }
+    Try(call);
+  }
+
+ private:
+  // Lives from Ask to its reply; owned by whichever callback runs next.
+  struct Call {
+    std::string job_id;
+    StoreRequestMessage request;
+    std::function<void(StoreReplyMessage)> reply;
+    absl::Time deadline;
+    int attempt = 0;
+    std::unique_ptr<grpc::ClientContext> context;
+    grpc::Alarm alarm;
+    v1::SetKeyRequest set_request;
+    v1::SetKeyResponse set_response;
+    v1::WaitPrefixRequest wait_request;
+    v1::WaitPrefixResponse wait_response;
+  };
+
+  void Try(Call* call) {
+    {
+      MutexLock lock(&mu_);
+      if (!ending_) {
+        call->context = std::make_unique<grpc::ClientContext>();
+      } else {
+        call->context.reset();
+      }
+    }
+    if (call->context == nullptr) {
+      Finish(call, absl::CancelledError("the agent is ending"));
+      return;
+    }
+    const auto done = [this, call](grpc::Status status) { OnDone(call, FromGrpc(status)); };
+    if (call->request.op == StoreRequestMessage::Op::kSet) {
+      call->set_request.set_job_id(call->job_id);
+      call->set_request.set_epoch(call->request.epoch);
+      call->set_request.set_key(call->request.key);
+      call->set_request.set_value(absl::HexStringToBytes(call->request.value));
+      SetDeadline(call->context.get(), kDefaultRpcDeadline);
+      stub_->async()->SetKey(call->context.get(), &call->set_request, &call->set_response, done);
+      return;
+    }
+    const absl::Duration limit =
+        std::clamp(call->deadline - absl::Now(), absl::ZeroDuration(), kLongestWait);
+    call->wait_request.set_job_id(call->job_id);
+    call->wait_request.set_epoch(call->request.epoch);
+    call->wait_request.set_prefix(call->request.key);
+    call->wait_request.set_count(call->request.count);
+    *call->wait_request.mutable_limit() = ToProto(limit);
+    SetDeadline(call->context.get(), limit + kDefaultRpcDeadline);
+    stub_->async()->WaitPrefix(call->context.get(), &call->wait_request, &call->wait_response,
+                               done);
+  }
+
+  void OnDone(Call* call, const absl::Status& status) {
+    const bool worth_another = status.code() == absl::StatusCode::kUnavailable ||
+                               status.code() == absl::StatusCode::kDeadlineExceeded;
+    if (!worth_another || absl::Now() >= call->deadline) {
+      Finish(call, status);
+      return;
+    }
+    // A call that waited in vain goes on at once; an unreachable coordinator gets some rest.
+    const absl::Duration pause = status.code() == absl::StatusCode::kUnavailable
+                                     ? Backoff(call->attempt++, 0.5)
+                                     : absl::ZeroDuration();
+    MutexLock lock(&mu_);
+    const absl::Time at = ending_ ? absl::Now() : absl::Now() + pause;
+    call->alarm.Set(absl::ToChronoTime(at), [this, call](bool) { Try(call); });
+  }
+
+  void Finish(Call* call, const absl::Status& status) {
+    StoreReplyMessage reply = ReplyWith(call->request.request, status);
+    for (const auto& entry : call->wait_response.entries()) {
+      reply.entries.emplace_back(entry.key(), absl::BytesToHexString(entry.value()));
+    }
+    call->reply(std::move(reply));
+    MutexLock lock(&mu_);
+    calls_.erase(call);
+    delete call;
+    ended_.NotifyAll();
+  }
+
+  const std::unique_ptr<v1::RendezvousService::Stub> stub_;
+  Mutex mu_;
+  CondVar ended_;
+  bool ending_ ABSL_GUARDED_BY(mu_) = false;
+  std::set<Call*> calls_ ABSL_GUARDED_BY(mu_);
+};
+
+StoreProxy::StoreProxy(std::shared_ptr<grpc::Channel> channel)
+    : impl_(std::make_unique<Impl>(std::move(channel))) {}
+StoreProxy::~StoreProxy() = default;
+void StoreProxy::Ask(const std::string& job_id, const StoreRequestMessage& request,
+                     std::function<void(StoreReplyMessage)> reply) {
+  impl_->Ask(job_id, request, std::move(reply));
+}
+
+}  // namespace muster

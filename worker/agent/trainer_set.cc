@@ -1,0 +1,229 @@
+#include "worker/agent/trainer_set.h"
+
+#include <signal.h>
+
+#include <deque>
+#include <filesystem>
+#include <optional>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_replace.h"
+#include "common/base/status.h"
+#include "common/control/messages.h"
+#include "common/preflight/spec_files.h"
+#include "common/runtime/log.h"
+#include "common/runtime/mutex.h"
+#include "common/spec/spec_json.h"
+#include "worker/agent/trainer_process.h"
+
+namespace muster {
+namespace {
+
+// The spec was validated whole when it was submitted; what can fail here is this machine.
+absl::StatusOr<JobSpec> CheckSpec(const std::string& spec_json) {
+  ParsedSpec parsed = ParseJobSpec(spec_json);
+  std::vector<SpecProblem> problems = std::move(parsed.problems);
+  if (problems.empty()) problems = CheckSpecFiles(parsed.spec);
+  if (problems.empty()) return std::move(parsed.spec);
+  return absl::FailedPreconditionError(
+      absl::StrJoin(problems, "; ", [](std::string* out, const SpecProblem& problem) {
+        absl::StrAppend(out, problem.ToString());
+      }));
+}
+
+}  // namespace
+
+class TrainerSet::Impl {
+ public:
+  Impl(Options options, std::function<void(RunEvent)> post)
+      : options_(std::move(options)), post_(std::move(post)), launcher_([this] { Launch(); }) {}
+
+  ~Impl() {
+    {
+      MutexLock lock(&mu_);
+      ending_ = true;
+      changed_.NotifyAll();
+    }
+    launcher_.join();
+    std::map<std::string, Entry> entries;
+    {
+      MutexLock lock(&mu_);
+      entries.swap(entries_);
+    }
+    // Each destructor kills, reaps and waits for the callbacks; not under the lock.
+  }
+
+  void Start(const StartTrainerAction& action) {
+    MutexLock lock(&mu_);
+    entries_[action.worker] = Entry{.run = action.run};
+    starts_.push_back(action);
+    changed_.NotifyAll();
+  }
+
+  void Send(const std::string& worker, int64_t run, const AgentToTrainer& message) {
+    MutexLock lock(&mu_);
+    Entry* entry = Find(worker, run);
+    if (entry == nullptr || entry->process == nullptr) return;
+    const absl::Status status = entry->process->Send(Encode(message));
+    if (status.code() == absl::StatusCode::kResourceExhausted) {
+      entry->process->KillAfter(absl::ZeroDuration(), status.message());
+    }
+  }
+
+  void Signal(const std::string& worker, int64_t run, int signal) {
+    MutexLock lock(&mu_);
+    Entry* entry = Find(worker, run);
+    if (entry != nullptr && entry->process != nullptr) entry->process->Signal(signal);
+  }
+
+  void End(const std::string& worker, int64_t run, absl::Duration grace, absl::string_view reason) {
+    MutexLock lock(&mu_);
+    Entry* entry = Find(worker, run);
+    if (entry == nullptr) return;
+    entry->end_reason = std::string(reason);
+    if (entry->process != nullptr) EndProcess(*entry, grace);
+  }
+
+  void Forget(const std::string& worker, int64_t run) {
+    std::unique_ptr<TrainerProcess> process;
+    MutexLock lock(&mu_);
+    Entry* entry = Find(worker, run);
+    if (entry == nullptr) return;
+    // The exit callback has run or is about to return: the join in the destructor is short, and
+    // its callbacks take no lock of ours.
+    process = std::move(entry->process);
+    entries_.erase(worker);
+  }
+
+ private:
+  struct Entry {
+    int64_t run = 0;
+    std::unique_ptr<TrainerProcess> process;  // null until it was started
+    std::string end_reason;                   // not empty: it is to end
+  };
+
+  Entry* Find(const std::string& worker, int64_t run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const auto found = entries_.find(worker);
+    return found == entries_.end() || found->second.run != run ? nullptr : &found->second;
+  }
+
+  static void EndProcess(Entry& entry, absl::Duration grace) {
+    entry.process->CloseControl();
+    entry.process->KillAfter(grace, entry.end_reason);
+  }
+
+  void Launch() {
+    while (true) {
+      StartTrainerAction action;
+      {
+        MutexLock lock(&mu_);
+        while (!ending_ && starts_.empty()) changed_.Wait(&mu_);
+        if (ending_) return;
+        action = std::move(starts_.front());
+        starts_.pop_front();
+      }
+      const absl::StatusOr<int64_t> pid = Launch(action);
+      RunEvent event{action.worker, action.run, RunEvent::Started{pid.value_or(0)}};
+      if (!pid.ok()) {
+        MUSTER_LOG(kError) << "cannot start a trainer worker=" << action.worker
+                           << " job=" << action.launch->job_id << ": " << pid.status().message();
+        event.what = TrainerExited{.launch_error = std::string(pid.status().message())};
+      }
+      post_(std::move(event));
+    }
+  }
+
+  absl::StatusOr<int64_t> Launch(const StartTrainerAction& action) {
+    ASSIGN_OR_RETURN(const JobSpec spec, CheckSpec(action.launch->spec_json));
+    const std::string folder = absl::StrCat(
+        options_.log_folder, "/", absl::StrReplaceAll(action.launch->job_id, {{"/", "_"}}));
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    if (error) {
+      return absl::UnavailableError(
+          absl::StrCat("cannot make the log folder ", folder, ": ", error.message()));
+    }
+    TrainerProcess::Options options{
+        .program = options_.program,
+        .env = {{"OMP_NUM_THREADS", absl::StrCat(action.assignment.num_threads)}},
+        .log_path = absl::StrFormat("%s/rank-%05d.log", folder, action.assignment.rank),
+        .max_control_line = kMaxControlLine};
+    for (const auto& [name, value] : spec.resources.env) options.env[name] = value;
+
+    MutexLock lock(&mu_);
+    Entry* entry = Find(action.worker, action.run);
+    if (entry == nullptr || !entry->end_reason.empty() || ending_) {
+      return absl::CancelledError("it was stopped before its start");
+    }
+    // Under the lock, so that its exit can't be handled before it has its place.
+    ASSIGN_OR_RETURN(entry->process,
+                     TrainerProcess::Start(std::move(options), CallbacksFor(action)));
+    MUSTER_LOG(kInfo) << "started a trainer worker=" << action.worker
+                      << " job=" << action.launch->job_id << " epoch=" << action.launch->epoch
+                      << " rank=" << action.assignment.rank << " pid=" << entry->process->pid();
+    return entry->process->pid();
+  }
+
+  TrainerProcess::Callbacks CallbacksFor(const StartTrainerAction& action) {
+    const std::string worker = action.worker;
+    const int64_t run = action.run;
+    return {
+        .on_message =
+            [this, worker, run](std::string line) {
+              absl::StatusOr<TrainerToAgent> message = DecodeTrainerToAgent(line);
+              if (message.ok()) {
+                post_({worker, run, *std::move(message)});
+              } else {
+                post_({worker, run, RunEvent::Garbage{std::string(message.status().message())}});
+              }
+            },
+        .on_log_line =
+            [this, worker, run](std::string line) {
+              post_({worker, run, RunEvent::LogLine{std::move(line)}});
+            },
+        .on_exit =
+            [this, worker, run](TrainerExit exit) {
+              MUSTER_LOG(kInfo) << "trainer ended worker=" << worker << ": " << exit.Describe();
+              if (!exit.error.empty()) {
+                exit.last_log_lines.push_back(
+                    absl::StrCat("(killed by its agent: ", exit.error, ")"));
+              }
+              post_({worker, run,
+                     TrainerExited{.exit_code = exit.code,
+                                   .signal = exit.signal,
+                                   .last_log_lines = std::move(exit.last_log_lines)}});
+            }};
+  }
+
+  const Options options_;
+  const std::function<void(RunEvent)> post_;
+  Mutex mu_;
+  CondVar changed_;
+  bool ending_ ABSL_GUARDED_BY(mu_) = false;
+  std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mu_);  // by worker
+  std::deque<StartTrainerAction> starts_ ABSL_GUARDED_BY(mu_);
+  std::thread launcher_;
+};
+
+TrainerSet::TrainerSet(Options options, std::function<void(RunEvent)> post)
+    : impl_(std::make_unique<Impl>(std::move(options), std::move(post))) {}
+TrainerSet::~TrainerSet() = default;
+void TrainerSet::Start(const StartTrainerAction& action) { impl_->Start(action); }
+void TrainerSet::Send(const std::string& worker, int64_t run, const AgentToTrainer& message) {
+  impl_->Send(worker, run, message);
+}
+void TrainerSet::Signal(const std::string& worker, int64_t run, int signal) {
+  impl_->Signal(worker, run, signal);
+}
+void TrainerSet::End(const std::string& worker, int64_t run, absl::Duration grace,
+                     absl::string_view reason) {
+  impl_->End(worker, run, grace, reason);
+}
+void TrainerSet::Forget(const std::string& worker, int64_t run) { impl_->Forget(worker, run); }
+
+}  // namespace muster

@@ -1,0 +1,44 @@
+// The trainer processes of an agent, one a worker at most: starts them on a thread of its own (the
+// check of a spec's files may hang on a network file system, heartbeats must not) and turns what
+// they do into RunEvents. Thread-safe.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
+#include "worker/core/agent_machine.h"
+
+namespace muster {
+
+class TrainerSet {
+ public:
+  struct Options {
+    std::string program;     // muster-trainer
+    std::string log_folder;  // of all jobs
+  };
+  // `post` may block (a flood of log lines then waits in the trainer's pipe); it must return once
+  // its receiver has gone.
+  TrainerSet(Options options, std::function<void(RunEvent)> post);
+  // Kills and reaps every trainer.
+  ~TrainerSet();
+
+  void Start(const StartTrainerAction& action);
+  void Send(const std::string& worker, int64_t run, const AgentToTrainer& message);
+  void Signal(const std::string& worker, int64_t run, int signal);
+  // Closes the control socket, kills after the grace; of a trainer that is not started yet, as soon
+  // as it is.
+  void End(const std::string& worker, int64_t run, absl::Duration grace, absl::string_view reason);
+  // Call once its exit was handled; not from `post`.
+  void Forget(const std::string& worker, int64_t run);
+
+ private:
+  class Impl;
+  const std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace muster
