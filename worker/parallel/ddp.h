@@ -1,0 +1,129 @@
+// DistributedDataParallel: reduces the gradients of a rank's model chunks over its data-parallel
+// group, bucket by bucket, while the backward pass still runs (reference 6).
+//
+// Owns the gradient buffers; borrows the parameters (it sets their main_grad and sink, and takes
+// both back when it goes) and the communicators. Gradients reach it through Parameter's sink, from
+// ordinary autograd by a hook. Thread-safety: one thread (the rank's).
+//
+// A step:
+//   ddp->ZeroGradBuffer();
+//   { auto no_sync = ddp->no_sync(); ...backward of all microbatches but the last... }
+//   ...backward of the last microbatch: with overlap the reductions start in here...
+//   FinalizeModelGrads(*ddp, ...);     // finalize_grads.h: waits, then main_grad is final
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "worker/comm/communicator.h"
+#include "worker/parallel/bucket_group.h"
+#include "worker/parallel/grad_buffer.h"
+#include "worker/parallel/parallel_context.h"
+#include "worker/parallel/parameter.h"
+
+namespace muster {
+
+// Megatron's DistributedDataParallelConfig (reference 6.1).
+struct DdpOptions {
+  bool overlap_grad_reduce = false;
+  bool grad_reduce_in_fp32 = false;  // accumulate_allreduce_grads_in_fp32
+  bool average_in_collective = false;
+  bool calculate_per_token_loss = false;
+  bool check_for_nan_in_grad = true;
+  std::optional<int64_t> bucket_size, num_buckets;  // elements; not both
+  bool use_distributed_optimizer = false;           // UNIMPLEMENTED in Create
+};
+
+// Who gradients are reduced over. Borrowed.
+struct DdpGroups {
+  Communicator* dp_cp = nullptr;      // dense parameters
+  Communicator* expert_dp = nullptr;  // expert parameters (allreduce is false)
+  int pp_rank = 0;
+  static DdpGroups Of(const ParallelContext& parallel);
+};
+
+// The factor multiplied into a bucket before its reduction, and the one after it (reference 6.3).
+// After is not 1 only where average_in_collective wants a mean, since reductions here are sums.
+struct GradScaling {
+  double before = 1, after = 1;
+};
+GradScaling ComputeGradScaling(const DdpOptions& options, bool is_expert, int dp_cp_size,
+                               int expert_dp_size);
+
+struct ChunkBucketNorm {
+  int chunk = 0;
+  bool is_expert = false;
+  BucketNorm bucket;
+};
+
+class DistributedDataParallel : public GradSink {
+ public:
+  // `chunks`: the parameters of each model chunk in registration order; data must be leaves.
+  // INVALID_ARGUMENT for a parameter listed twice or options that exclude each other.
+  static absl::StatusOr<std::unique_ptr<DistributedDataParallel>> Create(
+      std::vector<std::vector<ParameterPtr>> chunks, const DdpGroups& groups,
+      const DdpOptions& options);
+  ~DistributedDataParallel() override;
+  DistributedDataParallel(const DistributedDataParallel&) = delete;
+  DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
+
+  // While it lives, backward passes accumulate and reduce nothing (all but the last microbatch).
+  // Also the schedule's no_sync_func.
+  class NoSync {
+   public:
+    explicit NoSync(DistributedDataParallel& ddp) : ddp_(ddp) { ddp_.SetLastMicrobatch(false); }
+    ~NoSync() { ddp_.SetLastMicrobatch(true); }
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    DistributedDataParallel& ddp_;
+  };
+  [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
+
+  // The schedule's grad_sync_func (overlap_grad_reduce with align_grad_reduce): starts the
+  // reductions of a chunk at the schedule's point, inside a no_sync scope. Does not wait.
+  absl::Status StartGradSync(int chunk);
+  // Waits for the chunk's reductions (starts those that are due). Idempotent within a step.
+  absl::Status FinishGradSync(int chunk);
+  // Start of a step: no gradient has been seen. Writes no memory.
+  void ZeroGradBuffer();
+  // Every gradient times `factor` (per-token mode). After FinishGradSync.
+  void ScaleGradients(double factor);
+  // Makes all ranks of each data-parallel group start from rank 0's parameters.
+  absl::Status BroadcastParams();
+
+  int num_chunks() const { return static_cast<int>(chunks_.size()); }
+  const DdpOptions& options() const { return options_; }
+  std::vector<const GradBuffer*> buffers(int chunk) const;
+  // Norms of this rank's gradients of this step before reduction, for the NaN and Inf check; one
+  // entry a bucket that was reduced so far. Empty with check_for_nan_in_grad off.
+  std::vector<ChunkBucketNorm> bucket_norms() const;
+  // OK, or INTERNAL naming the first bucket whose norm is NaN or infinite.
+  absl::Status CheckBucketNorms() const;
+
+  void GradReady(Parameter& parameter) override;  // throws CollectiveError
+
+ private:
+  struct Chunk {
+    std::vector<ParameterPtr> params;
+    std::vector<std::unique_ptr<GradBuffer>> buffers;
+    std::vector<std::unique_ptr<BucketGroup>> groups;  // in the order in which they get ready
+  };
+  DistributedDataParallel(const DdpGroups& groups, const DdpOptions& options)
+      : groups_(groups), options_(options) {}
+  void AddChunk(std::vector<ParameterPtr> params, int64_t num_parameters);
+  void SetLastMicrobatch(bool value);
+
+  const DdpGroups groups_;
+  const DdpOptions options_;
+  std::vector<Chunk> chunks_;
+  std::unordered_map<const Parameter*, BucketGroup*> group_of_;
+};
+
+}  // namespace muster

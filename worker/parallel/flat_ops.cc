@@ -1,0 +1,83 @@
+#include "worker/parallel/flat_ops.h"
+
+#include <algorithm>
+#include <numeric>
+#include <vector>
+
+#include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/count_nonzero.h>
+#include <ATen/ops/mul.h>
+#include <ATen/ops/square.h>
+#include <ATen/ops/sum.h>
+
+#include "common/base/check.h"
+#include "worker/parallel/flat_kernels.h"
+
+namespace muster {
+namespace {
+
+constexpr int64_t kChunk = int64_t{1} << 15;  // elements; a chunk of fp32 fits the L2 cache
+
+// Adds fn(begin, count) over the chunks of [0, n), in order.
+template <class Result, class Fn>
+Result SumOverChunks(int64_t n, Fn fn) {
+  const int64_t num_chunks = (n + kChunk - 1) / kChunk;
+  if (num_chunks == 1) return fn(0, n);
+  std::vector<Result> sums(num_chunks);
+  at::parallel_for(0, num_chunks, 1, [&](int64_t first, int64_t last) {
+    for (int64_t c = first; c < last; ++c)
+      sums[c] = fn(c * kChunk, std::min(kChunk, n - c * kChunk));
+  });
+  return std::accumulate(sums.begin(), sums.end(), Result{});
+}
+
+at::Tensor Scaled(const at::Tensor& x, double scale) { return scale == 1.0 ? x : x.mul(scale); }
+
+}  // namespace
+
+double SumOfSquares(const at::Tensor& x, double scale) {
+  MUSTER_CHECK(x.is_contiguous());
+  if (x.numel() == 0) return 0;
+  if (!x.is_cpu()) return Scaled(x, scale).to(at::kDouble).square_().sum().item<double>();
+  return AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kBFloat16, at::kHalf, x.scalar_type(), "SumOfSquares", [&] {
+        const scalar_t* data = x.const_data_ptr<scalar_t>();
+        return SumOverChunks<double>(x.numel(), [&](int64_t begin, int64_t count) {
+          return kernels::SumOfSquares(data + begin, count, scale);
+        });
+      });
+}
+
+double ScaleAndSumOfSquares(at::Tensor x, double scale) {
+  MUSTER_CHECK(x.is_contiguous());
+  if (x.numel() == 0) return 0;
+  if (scale == 1.0) return SumOfSquares(x);
+  if (!x.is_cpu()) {
+    const double sum = SumOfSquares(x);
+    x.mul_(scale);
+    return sum;
+  }
+  return AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kBFloat16, at::kHalf, x.scalar_type(), "ScaleAndSumOfSquares", [&] {
+        scalar_t* data = x.mutable_data_ptr<scalar_t>();
+        return SumOverChunks<double>(x.numel(), [&](int64_t begin, int64_t count) {
+          return kernels::ScaleAndSumOfSquares(data + begin, count, scale);
+        });
+      });
+}
+
+int64_t CountZeros(const at::Tensor& x, double scale) {
+  MUSTER_CHECK(x.is_contiguous());
+  if (x.numel() == 0) return 0;
+  if (!x.is_cpu()) return x.numel() - Scaled(x, scale).count_nonzero().item<int64_t>();
+  return AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kBFloat16, at::kHalf, x.scalar_type(), "CountZeros", [&] {
+        const scalar_t* data = x.const_data_ptr<scalar_t>();
+        return SumOverChunks<int64_t>(x.numel(), [&](int64_t begin, int64_t count) {
+          return kernels::CountZeros(data + begin, count, scale);
+        });
+      });
+}
+
+}  // namespace muster
