@@ -50,6 +50,9 @@ struct ResolvedSpec {
   int64_t vocab_size = 0;         // the tokenizer's, or model.vocab_size
   int64_t padded_vocab_size = 0;  // reference 2.4
   int64_t train_iters = 0, train_samples = 0;
+  bool grads_in_fp32 =
+      false;          // kept and reduced so: asked for, or bf16 without grad_reduce_in_bf16
+  std::string split;  // data.split, or its default
 };
 // tokenizer_vocab_size: used where model.vocab_size is not set (byte: 256 tokens + 1 end of
 // document).

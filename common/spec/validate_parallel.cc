@@ -1,0 +1,421 @@
+// Rules on the rank grid, pipeline stages, experts and sharded data parallelism.
+#include <algorithm>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
+#include "common/spec/pipeline_layout.h"
+#include "common/spec/validate_rules.h"
+
+namespace muster {
+namespace {
+
+int64_t ExpertTensorSize(const ParallelSpec& parallel) {
+  return parallel.expert_tensor_parallel_size.value_or(parallel.tensor_model_parallel_size);
+}
+
+// 0 while the sizes are faulty or do not divide world_size.
+int64_t ExpertDataParallelSize(const JobSpec& spec, const RuleReport& report) {
+  const ParallelSpec& parallel = spec.parallel;
+  if (!report.Good({"resources.world_size", "parallel.tensor_model_parallel_size",
+                    "parallel.expert_tensor_parallel_size", "parallel.expert_model_parallel_size",
+                    "parallel.pipeline_model_parallel_size"})) {
+    return 0;
+  }
+  // Sizes are at most 1e7 each, so a product of two fits and is compared before the third.
+  const int64_t pair = ExpertTensorSize(parallel) * parallel.expert_model_parallel_size;
+  if (pair > spec.resources.world_size) return 0;
+  const int64_t ranks = pair * parallel.pipeline_model_parallel_size;
+  return spec.resources.world_size % ranks == 0 ? spec.resources.world_size / ranks : 0;
+}
+
+// Axes of the order string, each known and given once; sizes above 1 must be named (reference 1).
+void CheckOrder(const JobSpec& spec, RuleReport* report) {
+  const ParallelSpec& parallel = spec.parallel;
+  if (!report->Good({"parallel.order"})) return;
+  const char* const field = "parallel.order";
+  const std::vector<std::string> axes = absl::StrSplit(absl::AsciiStrToLower(parallel.order), '-');
+  const std::vector<std::string> known = {"tp", "cp", "ep", "dp", "pp"};
+  for (size_t i = 0; i < axes.size(); ++i) {
+    if (std::find(known.begin(), known.end(), axes[i]) == known.end()) {
+      report->Add(field, absl::StrCat("has an unknown axis \"", axes[i],
+                                      "\"; the axes are tp, cp, ep, dp and pp, joined by '-'"));
+      return;
+    }
+    if (std::find(axes.begin(), axes.begin() + static_cast<std::ptrdiff_t>(i), axes[i]) !=
+        axes.begin() + static_cast<std::ptrdiff_t>(i)) {
+      report->Add(field, absl::StrCat("names the axis ", axes[i], " twice"));
+      return;
+    }
+  }
+  const int64_t dp = DataParallelSize(spec, *report);
+  const int64_t edp = ExpertDataParallelSize(spec, *report);
+  if (dp == 0 || edp == 0) return;
+  const struct {
+    const char* axis;
+    int64_t size;
+  } sizes[] = {{"tp", std::max(parallel.tensor_model_parallel_size, ExpertTensorSize(parallel))},
+               {"cp", parallel.context_parallel_size},
+               {"ep", parallel.expert_model_parallel_size},
+               {"dp", std::max(dp, edp)},
+               {"pp", parallel.pipeline_model_parallel_size}};
+  for (const auto& [axis, size] : sizes) {
+    if (size > 1 && std::find(axes.begin(), axes.end(), axis) == axes.end()) {
+      report->Add(field, absl::StrCat("must name the axis ", axis, ", whose size is ", size));
+    }
+  }
+  if (!absl::EndsWith(parallel.order, "pp") && parallel.pipeline_model_parallel_size > 1 &&
+      dp != edp) {
+    report->Add(field,
+                absl::StrCat("must end in pp while the data parallel sizes of dense layers (", dp,
+                             ") and experts (", edp, ") differ"));
+  }
+}
+
+}  // namespace
+
+int64_t DataParallelSize(const JobSpec& spec, const RuleReport& report) {
+  const ParallelSpec& parallel = spec.parallel;
+  if (!report.Good({"resources.world_size", "parallel.tensor_model_parallel_size",
+                    "parallel.context_parallel_size", "parallel.pipeline_model_parallel_size"})) {
+    return 0;
+  }
+  const int64_t pair = parallel.tensor_model_parallel_size * parallel.context_parallel_size;
+  if (pair > spec.resources.world_size) return 0;
+  const int64_t ranks = pair * parallel.pipeline_model_parallel_size;
+  return spec.resources.world_size % ranks == 0 ? spec.resources.world_size / ranks : 0;
+}
+
+void CheckTopology(const JobSpec& spec, RuleReport* report) {
+  const ParallelSpec& parallel = spec.parallel;
+  if (report->Good({"resources.world_size", "parallel.tensor_model_parallel_size",
+                    "parallel.context_parallel_size", "parallel.pipeline_model_parallel_size"}) &&
+      DataParallelSize(spec, *report) == 0) {
+    report->Add(
+        "resources.world_size",
+        absl::StrCat("must be a multiple of tensor x pipeline x context parallel size = ",
+                     parallel.tensor_model_parallel_size, " x ",
+                     parallel.pipeline_model_parallel_size, " x ", parallel.context_parallel_size));
+  } else if (report->Good({"resources.world_size", "parallel.tensor_model_parallel_size",
+                           "parallel.expert_tensor_parallel_size",
+                           "parallel.expert_model_parallel_size",
+                           "parallel.pipeline_model_parallel_size"}) &&
+             ExpertDataParallelSize(spec, *report) == 0) {
+    report->Add("resources.world_size",
+                absl::StrCat("must be a multiple of expert tensor x expert x pipeline parallel "
+                             "size = ",
+                             ExpertTensorSize(parallel), " x ", parallel.expert_model_parallel_size,
+                             " x ", parallel.pipeline_model_parallel_size));
+  }
+  CheckOrder(spec, report);
+}
+
+void CheckSplits(const JobSpec& spec, RuleReport* report) {
+  const ModelSpec& model = spec.model;
+  const ParallelSpec& parallel = spec.parallel;
+  const int64_t tp = parallel.tensor_model_parallel_size;
+  const int64_t cp = parallel.context_parallel_size;
+  if (!report->Good({"parallel.tensor_model_parallel_size", "parallel.context_parallel_size"})) {
+    return;
+  }
+  const auto must_be_multiple = [&](const char* field, int64_t value, int64_t divisor,
+                                    absl::string_view divisor_text) {
+    if (!report->Good({field}) || value % divisor == 0) return;
+    report->Add(field, absl::StrCat("must be a multiple of ", divisor_text, "=", divisor));
+  };
+  const absl::string_view tp_text = "parallel.tensor_model_parallel_size";
+  must_be_multiple("model.num_attention_heads", model.num_attention_heads, tp, tp_text);
+  if (model.num_query_groups) {
+    must_be_multiple("model.num_query_groups", *model.num_query_groups, tp, tp_text);
+  }
+  if (model.ffn_hidden_size) {
+    must_be_multiple("model.ffn_hidden_size", *model.ffn_hidden_size, tp, tp_text);
+  } else if (report->Good({"model.hidden_size", "model.ffn_hidden_size", "model.swiglu"})) {
+    const int64_t ffn = model.swiglu ? model.hidden_size * 8 / 3 / 64 * 64 : 4 * model.hidden_size;
+    if (ffn % tp != 0) {
+      report->Add("model.hidden_size",
+                  absl::StrCat("gives ffn_hidden_size ", ffn, ", which must be a multiple of ",
+                               tp_text, "=", tp));
+    }
+  }
+  if (parallel.sequence_parallel && tp > 1) {
+    // Each context parallel rank splits its own part of the sequence again.
+    must_be_multiple("model.seq_length", model.seq_length, tp * cp,
+                     "tensor x context parallel size (sequence_parallel)");
+  }
+  if (cp > 1) {
+    must_be_multiple("model.seq_length", model.seq_length, 2 * cp,
+                     "2 x parallel.context_parallel_size");
+  }
+  const bool exchanges_heads =
+      report->Good({"parallel.cp_comm_type"}) && cp > 1 && parallel.cp_comm_type == "a2a";
+  const int64_t groups = model.num_query_groups.value_or(model.num_attention_heads);
+  if (exchanges_heads && report->Good({"model.num_query_groups", "model.num_attention_heads"}) &&
+      (model.num_attention_heads % (tp * cp) != 0 || groups % (tp * cp) != 0)) {
+    report->Add(
+        "parallel.cp_comm_type",
+        absl::StrCat("a2a needs query heads (", model.num_attention_heads, ") and query groups (",
+                     groups, ") that are multiples of tensor x context parallel size = ", tp * cp));
+  }
+}
+
+namespace {
+
+// L' layers over pp stages, evenly or with a first and last stage of their own (reference 2.1).
+// Returns layers of a middle stage, 0 after a report.
+int64_t CheckLayerSplit(const JobSpec& spec, RuleReport* report) {
+  const ParallelSpec& parallel = spec.parallel;
+  const int64_t pp = parallel.pipeline_model_parallel_size;
+  const int64_t layers = spec.model.num_layers;
+  const int64_t extra = (parallel.account_for_embedding_in_pipeline_split ? 1 : 0) +
+                        (parallel.account_for_loss_in_pipeline_split ? 1 : 0);
+  const std::optional<int64_t>& first = parallel.decoder_first_pipeline_num_layers;
+  const std::optional<int64_t>& last = parallel.decoder_last_pipeline_num_layers;
+  if (!first && !last) {
+    if ((layers + extra) % pp == 0) return (layers + extra) / pp;
+    report->Add("model.num_layers",
+                absl::StrCat(extra != 0 ? absl::StrCat("plus ", extra, " accounted for ") : "",
+                             "must be a multiple of parallel.pipeline_model_parallel_size=", pp,
+                             ", or set an uneven split"));
+    return 0;
+  }
+  const char* const field = first ? "parallel.decoder_first_pipeline_num_layers"
+                                  : "parallel.decoder_last_pipeline_num_layers";
+  if (extra != 0) {
+    report->Add(field,
+                "excludes account_for_embedding_in_pipeline_split and "
+                "account_for_loss_in_pipeline_split");
+    return 0;
+  }
+  const int64_t middle_stages = pp - (first ? 1 : 0) - (last ? 1 : 0);
+  const int64_t middle = layers - first.value_or(0) - last.value_or(0);
+  if (middle < 0 || middle_stages < 0 || (middle_stages == 0 && middle != 0) ||
+      (middle_stages > 0 && middle % middle_stages != 0)) {
+    report->Add(field, absl::StrCat("leaves ", middle, " of model.num_layers=", layers, " for ",
+                                    middle_stages, " other stages; it must split evenly"));
+    return 0;
+  }
+  return middle_stages == 0 ? 0 : middle / middle_stages;
+}
+
+// Chunks of a pipeline rank; 0 after a report. `per_stage`: 0 when unknown.
+int64_t CheckVirtualStages(const JobSpec& spec, int64_t per_stage, RuleReport* report) {
+  const ParallelSpec& parallel = spec.parallel;
+  const int64_t pp = parallel.pipeline_model_parallel_size;
+  const char* const by_size = "parallel.num_layers_per_virtual_pipeline_stage";
+  const char* const by_count = "parallel.virtual_pipeline_model_parallel_size";
+  const bool uneven = parallel.decoder_first_pipeline_num_layers.has_value() ||
+                      parallel.decoder_last_pipeline_num_layers.has_value();
+  int64_t chunks = parallel.virtual_pipeline_model_parallel_size.value_or(1);
+  if (parallel.num_layers_per_virtual_pipeline_stage) {
+    const int64_t size = *parallel.num_layers_per_virtual_pipeline_stage;
+    if (uneven) {
+      report->Add(by_size,
+                  "excludes decoder_first_pipeline_num_layers and "
+                  "decoder_last_pipeline_num_layers; use "
+                  "virtual_pipeline_model_parallel_size");
+      return 0;
+    }
+    if (per_stage == 0) return 0;
+    if (per_stage % size != 0) {
+      report->Add(by_size, absl::StrCat("must divide a stage's ", per_stage, " layers"));
+      return 0;
+    }
+    chunks = per_stage / size;
+  }
+  const char* const field = parallel.num_layers_per_virtual_pipeline_stage ? by_size : by_count;
+  if (chunks > 1 && pp < 2) {
+    report->Add(field, "needs parallel.pipeline_model_parallel_size of at least 2");
+    return 0;
+  }
+  for (const int64_t layers : {per_stage, parallel.decoder_first_pipeline_num_layers.value_or(0),
+                               parallel.decoder_last_pipeline_num_layers.value_or(0)}) {
+    if (layers % chunks == 0) continue;
+    report->Add(field, absl::StrCat("must divide every stage's layers; one has ", layers));
+    return 0;
+  }
+  return chunks;
+}
+
+// The interleaved schedule's own needs (reference 4.3), where the number of microbatches is known.
+void CheckMicrobatchGroups(const JobSpec& spec, RuleReport* report) {
+  const ParallelSpec& parallel = spec.parallel;
+  const TrainingSpec& training = spec.training;
+  const int64_t dp = DataParallelSize(spec, *report);
+  const char* const field = "parallel.microbatch_group_size_per_virtual_pipeline_stage";
+  if (dp == 0 ||
+      !report->Good({"training.micro_batch_size", "training.global_batch_size", field})) {
+    return;
+  }
+  const int64_t pp = parallel.pipeline_model_parallel_size;
+  const int64_t group = parallel.microbatch_group_size_per_virtual_pipeline_stage.value_or(pp);
+  const int64_t step = training.micro_batch_size * dp;
+  const int64_t microbatches = training.global_batch_size.value_or(step) / step;
+  if (group < pp) {
+    report->Add(field, absl::StrCat("must be at least pipeline_model_parallel_size=", pp));
+  } else if (group > microbatches) {
+    report->Add("training.global_batch_size",
+                absl::StrCat("gives ", microbatches,
+                             " microbatches; the interleaved schedule "
+                             "needs at least ",
+                             group));
+  } else if (microbatches % group != 0 && microbatches % group < pp) {
+    report->Add(
+        "training.global_batch_size",
+        absl::StrCat("gives ", microbatches, " microbatches; the last group of ", group,
+                     " would have ", microbatches % group, ", fewer than the ", pp, " stages"));
+  }
+}
+
+}  // namespace
+
+void CheckPipeline(const JobSpec& spec, RuleReport* report) {
+  const ParallelSpec& parallel = spec.parallel;
+  if (!report->Good({"model.num_layers", "parallel.pipeline_model_parallel_size",
+                     "parallel.virtual_pipeline_model_parallel_size",
+                     "parallel.num_layers_per_virtual_pipeline_stage",
+                     "parallel.pipeline_model_parallel_layout",
+                     "parallel.decoder_first_pipeline_num_layers",
+                     "parallel.decoder_last_pipeline_num_layers"})) {
+    return;
+  }
+  const int64_t pp = parallel.pipeline_model_parallel_size;
+  const int num_ways = (parallel.virtual_pipeline_model_parallel_size ? 1 : 0) +
+                       (parallel.num_layers_per_virtual_pipeline_stage ? 1 : 0) +
+                       (parallel.pipeline_model_parallel_layout ? 1 : 0);
+  if (num_ways > 1) {
+    report->Add(parallel.pipeline_model_parallel_layout
+                    ? "parallel.pipeline_model_parallel_layout"
+                    : "parallel.num_layers_per_virtual_pipeline_stage",
+                "give only one of virtual_pipeline_model_parallel_size, "
+                "num_layers_per_virtual_pipeline_stage and pipeline_model_parallel_layout");
+    return;
+  }
+  int64_t chunks = 0;
+  if (parallel.pipeline_model_parallel_layout) {
+    const std::string& layout = *parallel.pipeline_model_parallel_layout;
+    const std::string wrong = PipelineLayoutProblem(layout, spec.model.num_layers, pp);
+    if (!wrong.empty()) {
+      report->Add("parallel.pipeline_model_parallel_layout", wrong);
+      return;
+    }
+    chunks = static_cast<int64_t>(ExpandPipelineLayout(layout)->size()) / pp;
+    if (chunks > 1 && pp < 2) {
+      report->Add("parallel.pipeline_model_parallel_layout",
+                  "needs parallel.pipeline_model_parallel_size of at least 2");
+      return;
+    }
+  } else {
+    chunks = CheckVirtualStages(spec, CheckLayerSplit(spec, report), report);
+  }
+  if (chunks > 1) CheckMicrobatchGroups(spec, report);
+}
+
+void CheckExperts(const JobSpec& spec, RuleReport* report) {
+  const ModelSpec& model = spec.model;
+  const ParallelSpec& parallel = spec.parallel;
+  if (!report->Good({"model.num_experts", "parallel.expert_model_parallel_size"})) return;
+  if (!model.num_experts) {
+    if (parallel.expert_model_parallel_size > 1) {
+      report->Add("parallel.expert_model_parallel_size", "needs model.num_experts");
+    }
+    return;
+  }
+  if (*model.num_experts % parallel.expert_model_parallel_size != 0) {
+    report->Add("model.num_experts",
+                absl::StrCat("must be a multiple of parallel.expert_model_parallel_size=",
+                             parallel.expert_model_parallel_size));
+  }
+  if (report->Good({"model.moe_router_topk"}) && model.moe_router_topk > *model.num_experts) {
+    report->Add("model.moe_router_topk",
+                absl::StrCat("must be at most model.num_experts=", *model.num_experts));
+  }
+  const bool sinkhorn = model.moe_router_load_balancing_type == "sinkhorn";
+  if (report->Good({"model.moe_router_topk", "model.moe_router_score_function",
+                    "model.moe_router_load_balancing_type"}) &&
+      model.moe_router_topk == 1 && model.moe_router_score_function == "softmax" &&
+      !model.moe_router_pre_softmax && !sinkhorn) {
+    report->Add("model.moe_router_pre_softmax",
+                "is required with moe_router_topk=1 and softmax: over one expert it is always 1");
+  }
+  if (report->Good({"model.moe_aux_loss_coeff", "model.moe_router_load_balancing_type"}) &&
+      sinkhorn && model.moe_aux_loss_coeff != 0) {
+    report->Add("model.moe_aux_loss_coeff", "must be 0 with sinkhorn, which has no such loss");
+  }
+  if (report->Good({"model.moe_expert_capacity_factor"}) &&
+      model.moe_pad_expert_input_to_capacity && !model.moe_expert_capacity_factor) {
+    report->Add("model.moe_pad_expert_input_to_capacity", "needs model.moe_expert_capacity_factor");
+  }
+  if (!report->Good(
+          {"parallel.tensor_model_parallel_size", "parallel.expert_tensor_parallel_size"})) {
+    return;
+  }
+  if (model.add_bias_linear && ExpertTensorSize(parallel) > 1) {
+    report->Add("model.add_bias_linear",
+                "must be false with experts that are split over tensor parallel ranks");
+  }
+  if (parallel.tensor_model_parallel_size > 1 && !parallel.sequence_parallel) {
+    report->Add("parallel.sequence_parallel",
+                "must be true to train experts with tensor parallelism");
+  }
+}
+
+void CheckSharding(const JobSpec& spec, RuleReport* report) {
+  const ParallelSpec& parallel = spec.parallel;
+  const TrainingSpec& training = spec.training;
+  const bool megatron_fsdp = parallel.use_megatron_fsdp;
+  if (parallel.overlap_param_gather && !parallel.overlap_grad_reduce) {
+    report->Add("parallel.overlap_param_gather", "needs parallel.overlap_grad_reduce");
+  }
+  if (parallel.overlap_param_gather && !parallel.use_distributed_optimizer && !megatron_fsdp) {
+    report->Add("parallel.overlap_param_gather",
+                "needs parallel.use_distributed_optimizer or parallel.use_megatron_fsdp");
+  }
+  if (parallel.ddp_bucket_size && parallel.ddp_num_buckets) {
+    report->Add("parallel.ddp_num_buckets", "excludes parallel.ddp_bucket_size");
+  }
+  if (parallel.ddp_average_in_collective && training.calculate_per_token_loss) {
+    report->Add("parallel.ddp_average_in_collective", "excludes training.calculate_per_token_loss");
+  }
+  const int64_t instances = parallel.num_distributed_optimizer_instances;
+  const int64_t dp = DataParallelSize(spec, *report);
+  const int64_t edp = ExpertDataParallelSize(spec, *report);
+  if (report->Good({"parallel.num_distributed_optimizer_instances"}) && instances > 1) {
+    const char* const field = "parallel.num_distributed_optimizer_instances";
+    if (!parallel.use_distributed_optimizer) {
+      report->Add(field, "needs parallel.use_distributed_optimizer");
+    } else if (dp != 0 && edp != 0 &&
+               ((dp * parallel.context_parallel_size) % instances != 0 || edp % instances != 0)) {
+      report->Add(field, absl::StrCat("must divide data x context parallel size = ",
+                                      dp * parallel.context_parallel_size,
+                                      " and expert data parallel size = ", edp));
+    }
+  }
+  if (report->Good({"parallel.data_parallel_sharding_strategy"}) && !megatron_fsdp &&
+      parallel.data_parallel_sharding_strategy != "no_shard") {
+    report->Add("parallel.data_parallel_sharding_strategy", "needs parallel.use_megatron_fsdp");
+  }
+  const bool muon = spec.optimizer.optimizer == "muon";
+  if (megatron_fsdp && muon && report->Good({"optimizer.optimizer"})) {
+    report->Add("parallel.use_megatron_fsdp", "runs with optimizer adam or sgd only");
+  }
+  if (!parallel.use_torch_fsdp2) return;
+  const struct {
+    bool broken;
+    const char* message;
+  } rules[] = {
+      {megatron_fsdp, "excludes parallel.use_megatron_fsdp"},
+      {parallel.use_distributed_optimizer, "excludes parallel.use_distributed_optimizer"},
+      {parallel.pipeline_model_parallel_size > 1, "needs pipeline_model_parallel_size=1"},
+      {parallel.expert_model_parallel_size > 1, "needs expert_model_parallel_size=1"},
+      {!spec.model.untie_embeddings_and_output_weights,
+       "needs model.untie_embeddings_and_output_weights"},
+      {training.fp16, "excludes training.fp16"},
+  };
+  for (const auto& rule : rules) {
+    if (rule.broken) report->Add("parallel.use_torch_fsdp2", rule.message);
+  }
+}
+
+}  // namespace muster
