@@ -1,0 +1,45 @@
+#include "coordinator/core/directives.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace muster {
+
+absl::StatusOr<Directive> DirectiveLog::Append(Directive::Kind kind, const std::string& reason) {
+  if (last() - applied_ >= kMaxPending) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat(last() - applied_, " directives wait for the trainers; try again later"));
+  }
+  if (last() >= kMaxLog) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("this job has had ", kMaxLog, " directives, which is the limit"));
+  }
+  log_.push_back({.number = last() + 1, .kind = kind, .reason = reason});
+  return log_.back();
+}
+
+void DirectiveLog::Applied(int64_t through) {
+  applied_ = std::max(applied_, std::min(through, last()));
+}
+
+std::vector<Directive> DirectiveLog::After(int64_t through) const {
+  const int64_t first = std::clamp<int64_t>(through, 0, last());
+  return {log_.begin() + first, log_.end()};
+}
+
+const char* DirectiveKindName(Directive::Kind kind) {
+  switch (kind) {
+    case Directive::Kind::kCheckpoint:
+      return "checkpoint";
+    case Directive::Kind::kEvaluate:
+      return "evaluate";
+    case Directive::Kind::kStop:
+      return "stop";
+    case Directive::Kind::kCheckpointAndStop:
+      return "checkpoint_and_stop";
+  }
+  return "?";
+}
+
+}  // namespace muster

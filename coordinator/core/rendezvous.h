@@ -1,0 +1,41 @@
+// The key stores of all jobs, one for each job's current epoch. What an older epoch wrote is never
+// seen: a call that names another epoch gets ABORTED, and so do those that wait when an epoch ends.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "coordinator/core/kv_store.h"
+
+namespace muster {
+
+class Rendezvous {
+ public:
+  explicit Rendezvous(const KvLimits& limits) : limits_(limits) {}
+
+  // Epochs of a job only grow; the former one ends.
+  void Begin(const std::string& job_id, int64_t epoch, std::vector<Action>* done);
+  // No epoch of the job is open afterwards.
+  void End(const std::string& job_id, const std::string& reason, std::vector<Action>* done);
+
+  absl::Status Set(const SetKey& set, std::vector<Action>* done);
+  absl::Status Wait(const WaitPrefix& wait, absl::Time now, std::vector<Action>* done);
+  void Cancel(WaitToken token);
+  void Expire(absl::Time now, std::vector<Action>* done);
+
+  // 0: none is open.
+  int64_t epoch(const std::string& job_id) const;
+
+ private:
+  struct Round {
+    int64_t epoch = 0;
+    KvStore store;
+  };
+  absl::StatusOr<KvStore*> Find(const std::string& job_id, int64_t epoch);
+
+  const KvLimits limits_;
+  std::map<std::string, Round> rounds_;  // by job
+};
+
+}  // namespace muster

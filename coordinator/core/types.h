@@ -1,0 +1,207 @@
+// The values that the coordinator's core takes and gives: events in, outcomes and actions out.
+// Plain values without pointers or handles, so that an event can be written to a journal and
+// handled again. What trainers report keeps the shape it has on the agent's control socket
+// (common/control).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/control/messages.h"
+#include "common/spec/spec_json.h"
+
+namespace muster {
+
+enum class DeviceKind { kCpu, kCuda };
+const char* DeviceKindName(DeviceKind kind);  // "cpu", "cuda"
+
+struct WorkerInfo {
+  std::string name;
+  std::string device;  // "cpu" or "cuda:N"
+  DeviceKind kind = DeviceKind::kCpu;
+  int index = 0;  // position on its node
+  bool operator==(const WorkerInfo&) const = default;
+};
+
+// Which trainer a worker runs. rank -1: a spare of the job, without a trainer.
+struct AssignmentRef {
+  std::string worker, job_id;
+  int64_t epoch = 0;
+  int rank = 0;
+  bool operator==(const AssignmentRef&) const = default;
+};
+
+using StreamId = uint64_t;   // names one open agent stream; given by the server, never used twice
+using WaitToken = uint64_t;  // names one waiting rendezvous call; given by the server
+
+// ---- reports of trainers
+struct ExitedReport {
+  std::optional<int> exit_code, signal;  // neither: it never ran, see launch_error
+  std::string launch_error;
+  std::vector<std::string> last_log_lines;
+};
+struct LogLines {
+  std::vector<std::string> lines;
+};
+using ReportBody = std::variant<PhaseMessage, PublishUniqueIdMessage, StepMessage,
+                                EvaluationMessage, CheckpointMessage, EventMessage, DoneMessage,
+                                FailedMessage, ExitedReport, LogLines>;
+struct TrainerReport {
+  AssignmentRef assignment;  // the epoch here counts, not the one inside the body
+  ReportBody body;
+};
+
+// ---- events
+struct RegisterAgent {
+  std::string incarnation, node, version, address;
+  int protocol_version = 1;
+  int num_cpus = 1;
+  std::vector<WorkerInfo> workers;
+};
+struct OpenStream {
+  std::string incarnation;
+  StreamId stream = 0;
+};
+struct CloseStream {
+  StreamId stream = 0;
+};
+struct Heartbeat {
+  StreamId stream = 0;
+  int64_t sequence = 0;
+};
+struct ReportBatch {
+  StreamId stream = 0;
+  int64_t sequence = 0;
+  std::vector<TrainerReport> reports;
+};
+struct SubmitJob {
+  std::string spec_json, idempotency_key;
+};
+enum class CancelMode { kStop, kCheckpointAndStop, kKill };  // in order of strength
+struct CancelJob {
+  std::string job_id, reason;
+  CancelMode mode = CancelMode::kStop;
+};
+struct RequestDirective {
+  std::string job_id, reason;
+  Directive::Kind kind = Directive::Kind::kCheckpoint;
+};
+struct DrainWorker {
+  std::string worker;
+  bool undo = false;
+};
+struct SetKey {
+  std::string job_id;
+  int64_t epoch = 0;
+  std::string key, value;
+};
+struct WaitPrefix {  // answered by WaitDone
+  WaitToken token = 0;
+  std::string job_id;
+  int64_t epoch = 0;
+  std::string prefix;
+  int count = 0;
+  absl::Duration limit;
+};
+struct CancelWait {  // the caller has gone
+  WaitToken token = 0;
+};
+using Event =
+    std::variant<RegisterAgent, OpenStream, CloseStream, Heartbeat, ReportBatch, SubmitJob,
+                 CancelJob, RequestDirective, DrainWorker, SetKey, WaitPrefix, CancelWait>;
+
+// ---- messages to agents
+struct WelcomeMessage {
+  int64_t reports_through = 0;
+  std::vector<AssignmentRef> running;
+};
+struct LaunchMessage {
+  std::string job_id;
+  int64_t epoch = 0;
+  std::string spec_json;
+  int world_size = 1;
+  int64_t directives_through = 0;
+  struct Assignment {
+    std::string worker;
+    int rank = 0;
+    std::string host_address, device;
+    int num_threads = 1;
+  };
+  std::vector<Assignment> assignments;
+};
+struct UniqueIdBroadcast {
+  std::string job_id;
+  int64_t epoch = 0;
+  std::string id;
+};
+struct DirectiveBroadcast {
+  std::string job_id;
+  int64_t epoch = 0;
+  Directive directive;
+};
+struct AbortBroadcast {
+  std::string job_id;
+  int64_t epoch = 0;
+  std::string reason;
+};
+struct StopTrainerMessage {
+  std::string worker, job_id;
+  int64_t epoch = 0;
+  absl::Duration grace;
+  std::string reason;
+};
+struct AckMessage {
+  int64_t through = 0;
+};
+using AgentMessage =
+    std::variant<WelcomeMessage, LaunchMessage, UniqueIdBroadcast, DirectiveBroadcast,
+                 AbortBroadcast, StopTrainerMessage, AckMessage>;
+
+// ---- actions
+struct SendToAgent {
+  StreamId stream = 0;
+  AgentMessage message;
+};
+struct EndStream {
+  StreamId stream = 0;
+  absl::Status status;
+};
+using KeyValues = std::vector<std::pair<std::string, std::string>>;
+struct WaitDone {
+  WaitToken token = 0;
+  absl::Status status;
+  KeyValues entries;
+};
+struct JobChanged {  // whoever watches this job may have news
+  std::string job_id;
+};
+using Action = std::variant<SendToAgent, EndStream, WaitDone, JobChanged>;
+
+// ---- the answer to one event
+struct RegisterReply {
+  std::vector<std::string> workers;
+  absl::Duration heartbeat_interval, heartbeat_timeout;
+};
+struct SubmitReply {
+  std::string job_id;                 // empty when there are problems
+  std::vector<SpecProblem> problems;  // all of them
+};
+struct DirectiveReply {
+  int64_t number = 0;
+};
+struct Outcome {
+  absl::Status status;  // of the event; an event that fails changes nothing
+  std::variant<std::monostate, RegisterReply, SubmitReply, DirectiveReply> reply;
+  std::vector<Action> actions;  // to be carried out in this order
+};
+
+// "0-3,7": sorted ranks with ranges compressed; at most `max_ranges` of them, then "...".
+std::string CompressRanks(std::vector<int> ranks, int max_ranges = 8);
+
+}  // namespace muster
