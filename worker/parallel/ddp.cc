@@ -56,6 +56,10 @@ absl::StatusOr<std::unique_ptr<DistributedDataParallel>> DistributedDataParallel
         return absl::InvalidArgumentError(
             absl::StrCat("parameter ", p->name, " is listed twice: a model lists each once"));
       }
+      if (p->sink != nullptr) {
+        return absl::FailedPreconditionError(absl::StrCat(
+            "parameter ", p->name, " belongs to another DistributedDataParallel still"));
+      }
       num_parameters += p->data.numel();
     }
   }

@@ -64,7 +64,8 @@ struct ChunkBucketNorm {
 class DistributedDataParallel : public GradSink {
  public:
   // `chunks`: the parameters of each model chunk in registration order; data must be leaves.
-  // INVALID_ARGUMENT for a parameter listed twice or options that exclude each other.
+  // INVALID_ARGUMENT for a parameter listed twice or options that exclude each other;
+  // FAILED_PRECONDITION for a parameter of another one that lives still.
   static absl::StatusOr<std::unique_ptr<DistributedDataParallel>> Create(
       std::vector<std::vector<ParameterPtr>> chunks, const DdpGroups& groups,
       const DdpOptions& options);

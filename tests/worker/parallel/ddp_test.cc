@@ -279,6 +279,8 @@ TEST_F(DdpTest, BadOptionsAreRefused) {
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(code(params_, {.average_in_collective = true, .calculate_per_token_loss = true}),
             absl::StatusCode::kInvalidArgument);
+  const auto first = Make({});
+  EXPECT_EQ(code(params_, {}), absl::StatusCode::kFailedPrecondition);
   EXPECT_EQ(code(params_, {.use_distributed_optimizer = true}), absl::StatusCode::kUnimplemented);
 }
 
