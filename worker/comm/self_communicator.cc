@@ -1,8 +1,5 @@
 #include "worker/comm/self_communicator.h"
 
-#include <ATen/ATen.h>
-#include <c10/core/GradMode.h>
-#include <deque>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,17 +8,11 @@
 #include "common/runtime/mutex.h"
 #include "worker/comm/op_log.h"
 #include "worker/comm/ready_work.h"
+#include "worker/comm/self_mail.h"
 #include "worker/comm/tensor_checks.h"
 
 namespace muster {
 namespace {
-
-void Copy(const at::Tensor& output, const at::Tensor& input) {
-  c10::NoGradGuard no_grad;
-  if (output.numel() == 0 || output.is_same(input)) return;
-  at::Tensor flat = output.detach().view(-1);
-  flat.copy_(input.detach().view(-1));
-}
 
 class SelfCommunicator final : public Communicator {
  public:
@@ -39,14 +30,14 @@ class SelfCommunicator final : public Communicator {
   WorkPtr ReduceScatter(at::Tensor output, at::Tensor input, ReduceOp) override {
     return Run(ShapeOf("reduce_scatter", input, output), [&] {
       RETURN_IF_ERROR(CheckSlices("input", input, "output", output, 1));
-      Copy(output, input);
+      CopyFlat(output, input);
       return absl::OkStatus();
     });
   }
   WorkPtr AllGather(at::Tensor output, at::Tensor input) override {
     return Run(ShapeOf("all_gather", input, output), [&] {
       RETURN_IF_ERROR(CheckSlices("output", output, "input", input, 1));
-      Copy(output, input);
+      CopyFlat(output, input);
       return absl::OkStatus();
     });
   }
@@ -57,7 +48,7 @@ class SelfCommunicator final : public Communicator {
       RETURN_IF_ERROR(SplitElements("output", output, output_splits, 1).status());
       RETURN_IF_ERROR(SplitElements("input", input, input_splits, 1).status());
       RETURN_IF_ERROR(CheckSlices("output", output, "input", input, 1));
-      Copy(output, input);
+      CopyFlat(output, input);
       return absl::OkStatus();
     });
   }
@@ -68,7 +59,10 @@ class SelfCommunicator final : public Communicator {
     });
   }
   WorkPtr SendRecv(std::vector<P2POp> batch) override {
-    return Run({"send_recv"}, [&] { return Exchange(batch); });
+    return Run({"send_recv"}, [&] {
+      RETURN_IF_ERROR(CheckBatch(batch, 1));
+      return mail_.Exchange(batch, 0);
+    });
   }
   WorkPtr Barrier() override {
     return Run({"barrier"}, [] { return absl::OkStatus(); });
@@ -92,26 +86,6 @@ class SelfCommunicator final : public Communicator {
   std::string Describe() override { return log_.Describe(absl::Now()); }
 
  private:
-  // The k-th send to this rank itself meets the k-th receive, across batches too.
-  absl::Status Exchange(const std::vector<P2POp>& batch) {
-    RETURN_IF_ERROR(CheckBatch(batch, 1));
-    for (const P2POp& op : batch) {
-      if (op.kind == P2POp::Kind::kSend) sent_.push_back(op.tensor.detach().clone());
-    }
-    for (const P2POp& op : batch) {
-      if (op.kind != P2POp::Kind::kRecv) continue;
-      if (sent_.empty()) {
-        return absl::InvalidArgumentError(
-            "a group of one cannot receive what it has not sent: put the send into this batch or "
-            "an earlier one");
-      }
-      RETURN_IF_ERROR(CheckSlices("received tensor", op.tensor, "sent tensor", sent_.front(), 1));
-      Copy(op.tensor, sent_.front());
-      sent_.pop_front();
-    }
-    return absl::OkStatus();
-  }
-
   template <class Body>
   WorkPtr Run(const OpShape& shape, Body body) {
     const int64_t sequence = log_.Start(shape, absl::Now());
@@ -134,7 +108,7 @@ class SelfCommunicator final : public Communicator {
   OpLog log_;
   Mutex mu_;
   absl::Status failure_ ABSL_GUARDED_BY(mu_);  // the first one
-  std::deque<at::Tensor> sent_;                // not yet received
+  SelfMail mail_ ABSL_GUARDED_BY(mu_);
 };
 
 }  // namespace

@@ -1,0 +1,28 @@
+// Sends of a rank to itself: the k-th send meets the k-th receive, within a batch and across
+// batches. Not thread-safe.
+#pragma once
+
+#include <deque>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "absl/status/status.h"
+#include "worker/comm/communicator.h"
+
+namespace muster {
+
+class SelfMail {
+ public:
+  // Carries out the operations whose peer is `rank` (all checked by CheckBatch before). Errors:
+  // INVALID_ARGUMENT for a receive of what was not sent, or of another size.
+  absl::Status Exchange(const std::vector<P2POp>& batch, int rank);
+
+ private:
+  std::deque<at::Tensor> sent_;  // own copies
+};
+
+// Flat copy; nothing to do if they are the same memory.
+void CopyFlat(const at::Tensor& output, const at::Tensor& input);
+
+}  // namespace muster
