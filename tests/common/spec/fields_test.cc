@@ -1,8 +1,8 @@
 // The table against job_spec.h, docs/spec.md, and JSON both ways.
 #include "common/spec/fields.h"
 
+#include <algorithm>
 #include <cstdlib>
-#include <regex>
 #include <set>
 
 #include "absl/strings/str_cat.h"
@@ -12,25 +12,33 @@
 namespace muster {
 namespace {
 
+// The text without comments, string literals and template arguments, which hold commas of their
+// own.
+std::string DeclarationsOnly(const std::string& text) {
+  std::string plain;
+  int depth = 0;  // of template arguments
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text.compare(i, 2, "//") == 0) i = std::min(text.find('\n', i), text.size() - 1);
+    if (text[i] == '"') i = text.find('"', i + 1);
+    depth += (text[i] == '<' ? 1 : 0) - (text[i] == '>' ? 1 : 0);
+    const bool is_bracket = text[i] == '<' || text[i] == '>' || text[i] == '"';
+    if (depth == 0) plain += is_bracket ? ' ' : text[i];
+  }
+  return plain;
+}
+
 // Names of the members declared in `struct name { ... };` of job_spec.h.
 std::set<std::string> MembersOf(const std::string& header, const std::string& name) {
-  std::smatch body;
-  EXPECT_TRUE(std::regex_search(header, body, std::regex("struct " + name + " \\{([^}]*)\\};")))
-      << name;
-  std::string text = std::regex_replace(body[1].str(), std::regex("//[^\n]*"), "");
-  text = std::regex_replace(text, std::regex("\"[^\"]*\""), "0");
+  const size_t begin = header.find("struct " + name + " {");
+  const size_t end = header.find("\n};", begin);
+  EXPECT_NE(end, std::string::npos) << name;
+  const std::string body = DeclarationsOnly(header.substr(begin, end + 1 - begin));
   std::set<std::string> members;
-  for (const std::string& declaration : std::vector<std::string>(absl::StrSplit(text, ';'))) {
-    std::string plain = declaration;
-    while (std::regex_search(plain, std::regex("<[^<>]*>"))) {
-      plain = std::regex_replace(plain, std::regex("<[^<>]*>"), "");
-    }
-    for (const std::string& declarator : std::vector<std::string>(absl::StrSplit(plain, ','))) {
-      std::smatch member;
-      if (std::regex_search(declarator, member, std::regex("(\\w+)\\s*(=[^]*)?\\s*$"))) {
-        members.insert(member[1].str());
-      }
-    }
+  for (const absl::string_view declarator :
+       absl::StrSplit(body.substr(body.find('{') + 1), absl::ByAnyChar(";,"))) {
+    const std::vector<std::string> words = absl::StrSplit(
+        declarator.substr(0, declarator.find('=')), absl::ByAnyChar(" \n"), absl::SkipEmpty());
+    if (!words.empty()) members.insert(words.back());
   }
   return members;
 }
