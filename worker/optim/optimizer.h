@@ -1,0 +1,115 @@
+// One optimizer step in two phases (reference 7.3), so that the trainer can put the world's
+// agreement between them (design 2.5): PrepareStep does every reduction, CommitStep changes the
+// parameters and talks to nobody.
+//
+//   prepared = PrepareStep(loss_scale)   after FinalizeModelGrads
+//   ... world-wide reduction of found_inf and wishes; loss scaler update ...
+//   result = CommitStep(prepared)
+//
+// Owns main parameters and state; borrows the groups. Deterministic: the bits depend on neither the
+// number of threads nor the bucket layout. Thread-safety: one thread (the rank's).
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "common/spec/job_spec.h"
+#include "worker/optim/grad_clip.h"
+#include "worker/optim/main_params.h"
+#include "worker/optim/param_groups.h"
+#include "worker/optim/update_rule.h"
+
+namespace muster {
+
+struct OptimizerOptions {
+  enum class Kind { kAdam, kSgd };
+  Kind kind = Kind::kAdam;
+  double adam_beta1 = 0.9, adam_beta2 = 0.999, adam_eps = 1e-8;
+  double sgd_momentum = 0.9;
+  double clip_grad = 1.0;  // 0: no clipping; the norm is computed all the same
+  bool log_num_zeros_in_grad = false;
+  bool skip_non_finite = false;  // fp16: a step with a gradient that is not finite is skipped
+  ParamGroupOptions param_groups;
+
+  // UNIMPLEMENTED for muon.
+  static absl::StatusOr<OptimizerOptions> FromSpec(const JobSpec& spec);
+};
+
+// Everything about a step that other ranks decide with. A value: a rank that missed it can be given
+// another's.
+struct PreparedStep {
+  bool found_inf = false;  // only with skip_non_finite: this replica must skip the step
+  double grad_norm = 0;    // before clipping, over the model-parallel group
+  double unscale = 1;      // 1 / loss scale
+  double clip_coefficient = 1;
+  std::optional<int64_t> num_zeros;
+};
+
+struct StepResult {
+  bool success = false;  // false: skipped, nothing changed
+  std::optional<double> grad_norm;
+  std::optional<int64_t> num_zeros;
+};
+
+// One tensor of the optimizer's state, for checkpoints and snapshots. `tensor` is the state itself:
+// a loader writes into it.
+struct OptimizerStateTensor {
+  std::string kind;  // "main_param" (bf16 and fp16 parameters only), "exp_avg", "exp_avg_sq",
+                     // "momentum_buffer"
+  std::string param;
+  at::Tensor tensor;                                 // contiguous, fp32 or fp64
+  std::vector<int64_t> global_shape, global_offset;  // of the parameter
+};
+
+struct OptimizerGroupState {
+  GroupIdentity identity;
+  int64_t step = 0;
+};
+
+class Optimizer {
+ public:
+  // `params`: of all chunks, in order. INVALID_ARGUMENT for overrides that contradict each other.
+  static absl::StatusOr<std::unique_ptr<Optimizer>> Create(const std::vector<ParameterPtr>& params,
+                                                           const GradStatsGroups& groups,
+                                                           const OptimizerOptions& options);
+
+  // Errors: those of the collectives. `loss_scale` is the factor the loss was multiplied with.
+  absl::StatusOr<PreparedStep> PrepareStep(double loss_scale = 1.0);
+  // found_inf: skips. Cannot fail.
+  StepResult CommitStep(const PreparedStep& prepared);
+
+  const std::vector<ParamGroup>& param_groups() const { return groups_; }
+  // For the coming step. `weight_decay` is the group's own (times identity.wd_mult already).
+  void SetGroupLr(int group, double lr, double weight_decay);
+  // Of the first group without an lr override: the one that is logged.
+  double logged_lr() const;
+
+  // L2 norm of the main parameters over the model (log_params_norm).
+  absl::StatusOr<double> ParamsNorm() const;
+
+  // Checkpoints. After a load that wrote the state tensors: LoadGroupStates, MainParamsLoaded.
+  // After one that wrote the model only: ReloadMainParams.
+  std::vector<OptimizerStateTensor> StateTensors() const;
+  std::vector<OptimizerGroupState> GroupStates() const;
+  // NOT_FOUND, naming the group, when one of ours is not among `states`; then nothing changed.
+  absl::Status LoadGroupStates(const std::vector<OptimizerGroupState>& states);
+  void MainParamsLoaded();  // model <- main
+  void ReloadMainParams();  // main <- model
+
+ private:
+  Optimizer(std::vector<ParameterPtr> params, const GradStatsGroups& stats_groups,
+            const OptimizerOptions& options, std::vector<ParamGroup> groups);
+
+  const std::vector<ParameterPtr> params_;
+  const GradStatsGroups stats_groups_;
+  const OptimizerOptions options_;
+  const std::unique_ptr<const UpdateRule> rule_;
+  std::vector<ParamGroup> groups_;
+  std::vector<MainParam> main_params_;
+};
+
+}  // namespace muster
