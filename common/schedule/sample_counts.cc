@@ -2,8 +2,6 @@
 
 #include <algorithm>
 
-#include "common/base/status.h"
-
 namespace muster {
 namespace {
 
@@ -47,21 +45,6 @@ ConsumedSamples ResumePosition(const SampleCountOptions& o, int64_t iteration, i
   }
   if (o.skip_train || o.full_validation) consumed.valid = 0;
   return consumed;
-}
-
-absl::StatusOr<int64_t> TrainItersFromSamples(const MicrobatchCalculator& calculator,
-                                              int64_t train_samples) {
-  const MicrobatchOptions& options = calculator.options();
-  if (!options.rampup.has_value()) return train_samples / options.global_batch_size;
-  int64_t iterations = 0, consumed = 0;
-  while (consumed <= options.rampup->samples && consumed <= train_samples) {
-    ASSIGN_OR_RETURN(const BatchSizes sizes, calculator.CheckedSizes(consumed));
-    consumed += sizes.running_batch_size;
-    ++iterations;
-  }
-  if (train_samples > consumed)
-    iterations += (train_samples - consumed) / options.global_batch_size;
-  return iterations;
 }
 
 }  // namespace muster

@@ -4,8 +4,6 @@
 #include <cstdint>
 #include <optional>
 
-#include "common/schedule/microbatches.h"
-
 namespace muster {
 
 struct SampleCountOptions {
@@ -35,11 +33,5 @@ struct ConsumedSamples {
 };
 ConsumedSamples ResumePosition(const SampleCountOptions& options, int64_t iteration,
                                int64_t saved_train, int64_t saved_valid);
-
-// Iterations that `train_samples` give: with a ramp-up those while consumed samples are within it,
-// then the rest in full batches (0.16's update_train_iters). INVALID_ARGUMENT when a batch size of
-// the ramp-up cannot run.
-absl::StatusOr<int64_t> TrainItersFromSamples(const MicrobatchCalculator& calculator,
-                                              int64_t train_samples);
 
 }  // namespace muster

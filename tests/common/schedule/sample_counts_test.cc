@@ -61,22 +61,5 @@ TEST(SampleCountsTest, OtherForms) {
   EXPECT_EQ(ResumePosition(samples, 50, 0, 0).train, 0);
 }
 
-TEST(SampleCountsTest, TrainItersFromSamples) {
-  auto constant = MicrobatchCalculator::Create({.global_batch_size = 32, .micro_batch_size = 1});
-  EXPECT_EQ(*TrainItersFromSamples(*constant, 100), 3);
-  // 8 a step while consumed < 100 (13 steps, 104), 16 to 200 (6 steps), 24 to 300 (5 steps: 320),
-  // consumed 320 > 300; then (1000 - 320) / 32 = 21.
-  auto rampup = MicrobatchCalculator::Create({.global_batch_size = 32,
-                                              .micro_batch_size = 1,
-                                              .data_parallel_size = 2,
-                                              .rampup = BatchRampup{8, 8, 300}});
-  EXPECT_EQ(*TrainItersFromSamples(*rampup, 1000), 13 + 6 + 5 + 21);
-  auto odd = MicrobatchCalculator::Create({.global_batch_size = 32,
-                                           .micro_batch_size = 1,
-                                           .data_parallel_size = 3,
-                                           .rampup = BatchRampup{8, 8, 300}});
-  EXPECT_FALSE(TrainItersFromSamples(*odd, 1000).ok());
-}
-
 }  // namespace
 }  // namespace muster

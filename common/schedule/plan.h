@@ -1,0 +1,43 @@
+// What a job will need and cost, before anything runs: `muster plan`. Pure.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/spec/job_spec.h"
+#include "common/spec/spec_json.h"
+
+namespace muster {
+
+// Bytes are those of one rank's device.
+//   parameters   in the model's dtype
+//   gradients    the accumulation buffers (fp32 where the spec reduces in fp32)
+//   optimizer    moments, and fp32 main parameters for half-precision models; with the distributed
+//                optimizer a rank holds 1 / (dp * cp / instances) of it (experts: 1 / expert dp)
+//   activations  an estimate for the backward pass [Korthikanti et al. 2022, section 4, equations
+//                1-4, with this model's own sizes], times the microbatches in flight. The attention
+//                matrix counts only with attention dropout (without it attention is fused) and when
+//                it is not recomputed. Work space of kernels and collectives is not in it.
+struct RankPlan {
+  int64_t parameters = 0;  // elements held
+  int64_t parameter_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0, activation_bytes = 0;
+  int64_t total_bytes() const {
+    return parameter_bytes + gradient_bytes + optimizer_bytes + activation_bytes;
+  }
+};
+
+struct JobPlan {
+  int64_t total_parameters = 0;    // of the model; tied weights once
+  std::vector<RankPlan> stages;    // by pipeline rank: all ranks of a stage are alike
+  int64_t num_microbatches = 0;    // at the full global batch size
+  double bubble_fraction = 0;      // idle share of the ideal time, (pp - 1) / (v m)
+  double flops_per_iteration = 0;  // of one global batch, all ranks together
+  // The stage that needs most.
+  const RankPlan& largest() const;
+};
+
+// `spec` has no faults; INVALID_ARGUMENT where its pipeline split or batch cannot run after all.
+absl::StatusOr<JobPlan> MakePlan(const JobSpec& spec, const ResolvedSpec& resolved);
+
+}  // namespace muster

@@ -1,0 +1,276 @@
+#include "common/schedule/plan.h"
+
+#include <functional>
+#include <string>
+
+#include "common/schedule/model_size.h"
+#include "gmock/gmock.h"
+#include "gtest/gtest.h"
+
+namespace muster {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Job {
+  JobSpec spec;
+  ResolvedSpec resolved;
+};
+
+Job Gpt2() {
+  Job job;
+  ModelSpec& m = job.spec.model;
+  m.num_layers = 12;
+  m.hidden_size = 768;
+  m.num_attention_heads = 12;
+  m.seq_length = 1024;
+  job.spec.training.micro_batch_size = 4;
+  job.spec.training.train_iters = 10;
+  ResolvedSpec& r = job.resolved;
+  r.global_batch_size = 8;
+  r.ffn_hidden_size = 3072;
+  r.kv_channels = 64;
+  r.num_query_groups = 12;
+  r.max_position_embeddings = 1024;
+  r.vocab_size = 50257;
+  r.padded_vocab_size = 50304;
+  r.train_iters = 10;
+  return job;
+}
+
+// Llama 3.2 1B: 16 layers, 2048, 32 heads in 8 groups of 64, SwiGLU 8192, 128256 tokens, tied.
+Job Llama1B() {
+  Job job;
+  ModelSpec& m = job.spec.model;
+  m.num_layers = 16;
+  m.hidden_size = 2048;
+  m.num_attention_heads = 32;
+  m.seq_length = 2048;
+  m.position_embedding_type = "rope";
+  m.normalization = "RMSNorm";
+  m.swiglu = true;
+  m.add_bias_linear = false;
+  m.attention_dropout = m.hidden_dropout = 0;
+  job.spec.training.micro_batch_size = 1;
+  job.spec.training.bf16 = true;
+  ResolvedSpec& r = job.resolved;
+  r.global_batch_size = 16;
+  r.ffn_hidden_size = 8192;
+  r.kv_channels = 64;
+  r.num_query_groups = 8;
+  r.max_position_embeddings = 2048;
+  r.vocab_size = r.padded_vocab_size = 128256;
+  r.grads_in_fp32 = true;
+  return job;
+}
+
+int64_t Count(const Job& job) { return CountParameters(job.spec, job.resolved).total(); }
+
+TEST(ModelSizeTest, Gpt2Of124M) {
+  // Embeddings 50304 x 768 + 1024 x 768; a layer 7,087,872; final norm 1,536.
+  EXPECT_EQ(Count(Gpt2()), 124475904);
+}
+
+TEST(ModelSizeTest, Llama1B) {
+  // Published: 1,235,814,400.
+  Job job = Llama1B();
+  EXPECT_EQ(Count(job), 1235814400);
+  job.spec.model.untie_embeddings_and_output_weights = true;
+  EXPECT_EQ(Count(job), 1235814400 + 128256LL * 2048);
+}
+
+TEST(ModelSizeTest, Mixtral8x7B) {
+  // Published: 46,702,792,704 (32 layers, 4096, 32 heads in 8 groups, 8 experts of 14336, 32000).
+  Job job = Llama1B();
+  job.spec.model.num_layers = 32;
+  job.spec.model.hidden_size = 4096;
+  job.spec.model.num_experts = 8;
+  job.spec.model.untie_embeddings_and_output_weights = true;
+  job.resolved.ffn_hidden_size = 14336;
+  job.resolved.kv_channels = 128;
+  job.resolved.vocab_size = job.resolved.padded_vocab_size = 32000;
+  EXPECT_EQ(Count(job), 46702792704);
+}
+
+TEST(ModelSizeTest, OptionsChangeWhatTheySay) {
+  const int64_t base = Count(Gpt2());
+  auto delta = [&](const std::function<void(Job&)>& change) {
+    Job job = Gpt2();
+    change(job);
+    return Count(job) - base;
+  };
+  EXPECT_EQ(delta([](Job& j) { j.spec.model.normalization = "RMSNorm"; }), -25 * 768);
+  EXPECT_EQ(delta([](Job& j) { j.spec.model.position_embedding_type = "none"; }), -1024 * 768);
+  // qkv 2304, projection 768, fc1 3072, fc2 768 a layer.
+  EXPECT_EQ(delta([](Job& j) { j.spec.model.add_bias_linear = false; }), -12 * 6912);
+  EXPECT_EQ(delta([](Job& j) {
+              j.spec.model.add_bias_linear = false;
+              j.spec.model.add_qkv_bias = true;
+            }),
+            -12 * (6912 - 2304));
+  EXPECT_EQ(delta([](Job& j) { j.spec.model.qk_layernorm = true; }), 12 * 2 * 2 * 64);
+  EXPECT_EQ(delta([](Job& j) { j.spec.model.swiglu = true; }), 12 * (3072 * 768 + 3072));
+  EXPECT_EQ(delta([](Job& j) { j.resolved.num_query_groups = 4; }), -12 * 2 * 8 * 64 * (768 + 1));
+  EXPECT_EQ(delta([](Job& j) {
+              j.spec.model.num_experts = 4;
+              j.spec.model.moe_shared_expert_intermediate_size = 100;
+            }),
+            // Three more MLPs, a router, a shared expert.
+            12LL * (3 * (2 * 3072 * 768 + 3072 + 768) + 4 * 768 + 2 * 100 * 768 + 100 + 768));
+}
+
+TEST(ModelSizeTest, RanksTogetherHoldTheModel) {
+  Job job = Llama1B();
+  job.spec.model.untie_embeddings_and_output_weights = true;
+  job.spec.parallel.tensor_model_parallel_size = 4;
+  job.spec.parallel.pipeline_model_parallel_size = 2;
+  auto layers = AssignLayers({.num_layers = 16, .pp = 2});
+  ASSERT_TRUE(layers.ok());
+  int64_t sum = 0;
+  for (const auto& chunks : *layers) {
+    sum += 4 * CountRankParameters(job.spec, job.resolved, chunks).total();
+  }
+  // Norms are whole on each of the four ranks.
+  EXPECT_EQ(sum, Count(job) + 3 * 33 * 2048);
+}
+
+TEST(PlanTest, OneRank) {
+  const Job job = Gpt2();
+  auto plan = MakePlan(job.spec, job.resolved);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->total_parameters, 124475904);
+  ASSERT_EQ(plan->stages.size(), 1u);
+  const RankPlan& rank = plan->largest();
+  EXPECT_EQ(rank.parameters, 124475904);
+  EXPECT_EQ(rank.parameter_bytes, 124475904LL * 4);
+  EXPECT_EQ(rank.gradient_bytes, 124475904LL * 4);
+  EXPECT_EQ(rank.optimizer_bytes, 124475904LL * 8);
+  EXPECT_EQ(plan->num_microbatches, 2);
+  EXPECT_EQ(plan->bubble_fraction, 0);
+  // T = 8192 tokens; 6 T (products of a layer: 12 x 7077888, logits) + 6 x 12 x 768 T s.
+  EXPECT_EQ(plan->flops_per_iteration,
+            8192.0 * 6 * (12 * 7077888.0 + 768 * 50304.0) + 8 * 1024.0 * 1024 * 6 * 768 * 12);
+  EXPECT_EQ(rank.total_bytes(), rank.parameter_bytes + rank.gradient_bytes + rank.optimizer_bytes +
+                                    rank.activation_bytes);
+}
+
+TEST(PlanTest, ActivationsOfALayerEqualThePublishedFormula) {
+  // s b h (34 + 5 a s / h) bytes in 16 bits with both dropouts (Korthikanti et al. equation 1),
+  // and with tensor and sequence parallelism all of it over t (equation 4).
+  Job job = Gpt2();
+  job.spec.training.bf16 = true;
+  auto bytes = [&](int64_t num_layers) {
+    job.spec.model.num_layers = num_layers;
+    auto plan = MakePlan(job.spec, job.resolved);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return plan->stages[0].activation_bytes;
+  };
+  const double sbh = 1024.0 * 4 * 768;
+  EXPECT_EQ(bytes(12) - bytes(11), sbh * (34 + 5.0 * 12 * 1024 / 768));
+  job.spec.parallel.tensor_model_parallel_size = 2;
+  EXPECT_EQ(bytes(12) - bytes(11), sbh * (10 + 24 / 2 + 5.0 * 12 * 1024 / 768 / 2));
+  job.spec.parallel.sequence_parallel = true;
+  EXPECT_EQ(bytes(12) - bytes(11), sbh * (34 + 5.0 * 12 * 1024 / 768) / 2);
+  job.spec.training.recompute_granularity = "selective";
+  EXPECT_EQ(bytes(12) - bytes(11), sbh * 34 / 2);
+  job.spec.training.recompute_granularity = "full";
+  EXPECT_EQ(bytes(12) - bytes(11), sbh * 2 / 2);
+}
+
+TEST(PlanTest, HalfPrecisionKeepsMainParameters) {
+  Job job = Llama1B();
+  const int64_t n = 1235814400;
+  auto plan = MakePlan(job.spec, job.resolved);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->stages[0].parameter_bytes, 2 * n);
+  EXPECT_EQ(plan->stages[0].gradient_bytes, 4 * n);
+  EXPECT_EQ(plan->stages[0].optimizer_bytes, 12 * n);
+  job.resolved.grads_in_fp32 = false;
+  job.spec.optimizer.optimizer = "sgd";
+  plan = MakePlan(job.spec, job.resolved);
+  EXPECT_EQ(plan->stages[0].gradient_bytes, 2 * n);
+  EXPECT_EQ(plan->stages[0].optimizer_bytes, 8 * n);
+}
+
+TEST(PlanTest, ShardingDividesWhatItShards) {
+  Job job = Llama1B();
+  job.spec.resources.world_size = 8;
+  job.resolved.data_parallel_size = 8;
+  const int64_t n = 1235814400;
+  job.spec.parallel.use_distributed_optimizer = true;
+  auto plan = MakePlan(job.spec, job.resolved);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->stages[0].parameter_bytes, 2 * n);
+  EXPECT_EQ(plan->stages[0].optimizer_bytes, 12 * n / 8);
+  job.spec.parallel.num_distributed_optimizer_instances = 2;
+  plan = MakePlan(job.spec, job.resolved);
+  EXPECT_EQ(plan->stages[0].optimizer_bytes, 12 * n / 4);
+  job.spec.parallel.use_torch_fsdp2 = true;
+  plan = MakePlan(job.spec, job.resolved);
+  EXPECT_EQ(plan->stages[0].parameter_bytes, 2 * n / 8);
+  EXPECT_EQ(plan->stages[0].gradient_bytes, 4 * n / 8);
+  EXPECT_EQ(plan->stages[0].optimizer_bytes, 12 * n / 8);
+}
+
+TEST(PlanTest, Pipeline) {
+  Job job = Gpt2();
+  job.spec.resources.world_size = 4;
+  job.spec.parallel.pipeline_model_parallel_size = 4;
+  job.resolved.global_batch_size = 32;
+  auto plan = MakePlan(job.spec, job.resolved);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  ASSERT_EQ(plan->stages.size(), 4u);
+  EXPECT_EQ(plan->num_microbatches, 8);
+  EXPECT_EQ(plan->bubble_fraction, 0.375);
+  const int64_t layers = 3 * 7087872LL;
+  EXPECT_EQ(plan->stages[1].parameters, layers);
+  EXPECT_EQ(plan->stages[0].parameters, layers + (50304 + 1024) * 768LL);
+  EXPECT_EQ(plan->stages[3].parameters, layers + 50304 * 768LL + 1536);
+  // Four, three, two microbatches in flight.
+  EXPECT_EQ(plan->stages[1].activation_bytes * 2, plan->stages[2].activation_bytes * 3);
+  EXPECT_GT(plan->stages[0].activation_bytes, plan->stages[1].activation_bytes);
+}
+
+TEST(PlanTest, VirtualStagesShrinkTheBubble) {
+  Job job = Gpt2();
+  job.spec.resources.world_size = 2;
+  job.spec.parallel.pipeline_model_parallel_size = 2;
+  job.spec.parallel.num_layers_per_virtual_pipeline_stage = 2;
+  job.resolved.global_batch_size = 32;
+  auto plan = MakePlan(job.spec, job.resolved);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->bubble_fraction, 1.0 / (3 * 8));
+}
+
+TEST(PlanTest, ManyMicrobatchesCostNoTime) {
+  Job job = Gpt2();
+  job.spec.parallel.pipeline_model_parallel_size = 4;
+  job.spec.training.micro_batch_size = 1;
+  job.resolved.global_batch_size = 2000000000000;
+  auto many = MakePlan(job.spec, job.resolved);
+  ASSERT_TRUE(many.ok()) << many.status();
+  job.resolved.global_batch_size = 64;
+  auto few = MakePlan(job.spec, job.resolved);
+  ASSERT_TRUE(few.ok());
+  EXPECT_EQ(many->stages[0].activation_bytes, few->stages[0].activation_bytes);
+  job.spec.parallel.virtual_pipeline_model_parallel_size = 3;
+  few = MakePlan(job.spec, job.resolved);
+  job.resolved.global_batch_size = 4 * 4096;
+  many = MakePlan(job.spec, job.resolved);
+  ASSERT_TRUE(few.ok() && many.ok());
+  EXPECT_EQ(many->stages[0].activation_bytes, few->stages[0].activation_bytes);
+}
+
+TEST(PlanTest, SaysWhatCannotRun) {
+  Job job = Gpt2();
+  job.spec.parallel.pipeline_model_parallel_size = 5;
+  EXPECT_THAT(std::string(MakePlan(job.spec, job.resolved).status().message()),
+              HasSubstr("num_layers=12 must be a multiple"));
+  job = Gpt2();
+  job.resolved.global_batch_size = 6;
+  EXPECT_THAT(std::string(MakePlan(job.spec, job.resolved).status().message()),
+              HasSubstr("global_batch_size=6"));
+}
+
+}  // namespace
+}  // namespace muster
