@@ -39,4 +39,13 @@ void Parameter::AccumulateGradGemm(const at::Tensor& a, const at::Tensor& b) {
   if (sink != nullptr) sink->GradReady(*this);
 }
 
+void Parameter::AccumulateGradRows(const at::Tensor& ids, const at::Tensor& rows) {
+  MUSTER_CHECK_MSG(main_grad.defined(), absl::StrCat(name, " has no main_grad"));
+  at::NoGradGuard no_grad;
+  if (main_grad_is_zero) main_grad.zero_();
+  main_grad.index_add_(0, ids, rows.to(main_grad.scalar_type()));
+  main_grad_is_zero = false;
+  if (sink != nullptr) sink->GradReady(*this);
+}
+
 }  // namespace muster

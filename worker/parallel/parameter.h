@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,9 @@ struct Parameter {
   bool main_grad_is_zero =
       true;  // not yet written in this step: the first contribution overwrites instead of adding
   GradSink* sink = nullptr;
+  // Set while main_grad is final and its sum of squares is known already (the NaN check of a rank
+  // without data-parallel peers read it): saves the gradient norm a pass over memory.
+  std::optional<double> main_grad_squares;
 
   // Megatron's attributes (reference 14.1, 6.2, 7.1, 7.3).
   bool tensor_model_parallel = false;
@@ -52,6 +56,9 @@ struct Parameter {
   // main_grad += a^T b for 2-D a (n, out), b (n, in), straight into the buffer
   // (gradient_accumulation_fusion).
   void AccumulateGradGemm(const at::Tensor& a, const at::Tensor& b);
+  // main_grad[ids[i]] += rows[i] for a table of rows (embeddings): ids (n) int64, rows (n, width).
+  // Touches only those rows, unless this is the step's first contribution. Adds in order of i.
+  void AccumulateGradRows(const at::Tensor& ids, const at::Tensor& rows);
 };
 using ParameterPtr = std::shared_ptr<Parameter>;
 
