@@ -68,9 +68,9 @@ absl::StatusOr<std::unique_ptr<GlooBackend>> GlooBackend::Open(const Options& op
   try {
     impl->device = c10d::ProcessGroupGloo::createDeviceForHostname(options.host, false);
   } catch (const std::exception& e) {
-    return absl::UnavailableError(
-        absl::StrCat("cannot listen on host ", options.host,
-                     " (it must be an address of this machine): ", e.what()));
+    return absl::UnavailableError(absl::StrCat(
+        "cannot listen on host ", options.host,
+        " (it must be an address of this machine): ", std::string(e.what()).substr(0, 200)));
   }
   for (const std::string& listener : OwnListeners()) {
     if (before.count(listener) == 0) impl->listener = listener;
@@ -88,7 +88,8 @@ absl::Status GlooBackend::Connect(const c10::intrusive_ptr<c10d::Store>& store) 
     impl_->group = c10::make_intrusive<SignallingGroup>(store, impl_->options.rank,
                                                         impl_->options.size, options);
   } catch (const std::exception& e) {
-    return absl::UnavailableError(e.what());
+    const std::string what = e.what();
+    return absl::UnavailableError(what.substr(0, what.find('\n')));
   }
   return absl::OkStatus();
 }

@@ -53,6 +53,9 @@ std::string GroupHost(const GlooFamily::Options& options, const std::string& gro
   return absl::StrCat("127.", 1 + hash % 254, ".", (hash >> 16) % 256, ".", 2 + (hash >> 32) % 253);
 }
 
+// torch's errors carry a stack trace after the first line.
+std::string FirstLine(const std::string& text) { return text.substr(0, text.find('\n')); }
+
 absl::StatusCode CodeOf(const std::string& gloo_message) {
   const bool timed_out =
       absl::StrContains(gloo_message, "imed out") || absl::StrContains(gloo_message, "imeout");
@@ -140,8 +143,8 @@ void GlooGroup::Fail(const absl::Status& cause) {
 
 absl::Status GlooGroup::Named(const Running& running, absl::StatusCode code,
                               const std::string& what) {
-  return absl::Status(
-      code, absl::StrCat(log_.Name(running.sequence), " (rank ", ranks_[rank_], "): ", what));
+  return absl::Status(code, absl::StrCat(log_.Name(running.sequence), " (rank ", ranks_[rank_],
+                                         "): ", FirstLine(what)));
 }
 
 void GlooGroup::StartForming() {

@@ -341,7 +341,12 @@ void CheckRepeatedBits(Communicator& world, at::Device device, Complaints& compl
 
 void CheckRefusals(Communicator& world, at::Device device, Complaints& complaints) {
   const at::Tensor a = at::ones({3}, at::TensorOptions().device(device));
-  // Only one rank errs, and nobody else takes part, so that all can go on to the next check.
+  (void)world.Barrier()->Wait();  // all are formed before one errs
+  if (world.rank() != 0) {
+    const absl::Status status = world.Barrier()->Wait();
+    complaints.Expect(!status.ok(), "the others' next operation fails too");
+    return;
+  }
   const absl::Status wrong = world.AllGather(a, a.repeat({2}))->Wait();
   complaints.Expect(absl::IsInvalidArgument(wrong), "wrong size: " + wrong.ToString());
   complaints.Expect(absl::StrContains(wrong.message(), world.name()),

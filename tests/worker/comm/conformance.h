@@ -42,7 +42,7 @@ void CheckPending(Communicator& world, at::Device device, Complaints& complaints
 void CheckSplit(Communicator& world, at::Device device, Complaints& complaints);
 // The same inputs give the same bits on every rank and every time.
 void CheckRepeatedBits(Communicator& world, at::Device device, Complaints& complaints);
-// Wrong sizes, types, roots, peers are refused with a message, and the group is dead afterwards.
+// A wrong call of one rank is refused with a message, and the group is dead afterwards, for all.
 void CheckRefusals(Communicator& world, at::Device device, Complaints& complaints);
 
 }  // namespace muster
