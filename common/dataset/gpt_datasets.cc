@@ -168,13 +168,13 @@ absl::StatusOr<GptDatasets> BuildGptSamples(const GptDatasetsOptions& options) {
   if (per_split) {
     for (size_t s = 0; s < kNumSplits; ++s) {
       if (options.split_data_path[s].empty()) continue;
-      ASSIGN_OR_RETURN(const Blend blend, ParseBlend(options.split_data_path[s]));
+      ASSIGN_OR_RETURN(const Blend blend, ParseBlendList(options.split_data_path[s]));
       ASSIGN_OR_RETURN(datasets.samples[s],
                        builder.BuildBlend(blend, static_cast<Split>(s), {0.0, 1.0}, false));
     }
   } else {
-    ASSIGN_OR_RETURN(const Blend blend, ParseBlend(options.data_path));
-    ASSIGN_OR_RETURN(const SplitBounds bounds, ParseSplit(options.split));
+    ASSIGN_OR_RETURN(const Blend blend, ParseBlendList(options.data_path));
+    ASSIGN_OR_RETURN(const SplitBounds bounds, ParseSplitBounds(options.split));
     for (size_t s = 0; s < kNumSplits; ++s) {
       if (!bounds[s].has_value()) continue;
       ASSIGN_OR_RETURN(datasets.samples[s],
@@ -191,7 +191,7 @@ absl::StatusOr<GptDatasets> BuildMockSamples(const GptDatasetsOptions& options,
     return absl::InvalidArgumentError(
         absl::StrCat("model.vocab_size=", vocab_size, ": mock data needs at least 2 tokens"));
   }
-  ASSIGN_OR_RETURN(const SplitBounds bounds, ParseSplit(options.split));
+  ASSIGN_OR_RETURN(const SplitBounds bounds, ParseSplitBounds(options.split));
   const auto documents = std::make_shared<const MockDocuments>(vocab_size);
   GptDatasets datasets;
   Builder builder(options);

@@ -41,7 +41,7 @@ absl::string_view SplitName(Split split) {
   return kNames[static_cast<int>(split)];
 }
 
-absl::StatusOr<SplitBounds> ParseSplit(absl::string_view text) {
+absl::StatusOr<SplitBounds> ParseSplitBounds(absl::string_view text) {
   const auto bad = [text](const auto&... what) {
     return absl::InvalidArgumentError(absl::StrCat("data.split=\"", text, "\": ", what...));
   };
@@ -91,7 +91,7 @@ std::vector<double> NormalizeWeights(const std::vector<double>& weights) {
   return normalized;
 }
 
-absl::StatusOr<Blend> ParseBlend(const std::vector<std::string>& entries) {
+absl::StatusOr<Blend> ParseBlendList(const std::vector<std::string>& entries) {
   Blend blend;
   std::vector<double> weights;
   bool weighted = entries.size() % 2 == 0;

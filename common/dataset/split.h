@@ -22,7 +22,7 @@ using SplitBounds = std::array<std::optional<std::pair<double, double>>, kNumSpl
 
 // Every run of digits and dots is a number; up to three, missing ones are 0; normalised.
 // INVALID_ARGUMENT: no or more than three numbers, one that does not parse, all zero.
-absl::StatusOr<SplitBounds> ParseSplit(absl::string_view text);
+absl::StatusOr<SplitBounds> ParseSplitBounds(absl::string_view text);
 
 // [round(begin * n), round(end * n)), halves to even (Python's round).
 std::pair<int64_t, int64_t> SplitRange(std::pair<double, double> bounds, int64_t num_sequences);
@@ -37,6 +37,6 @@ struct Blend {
 };
 // Even length with a number at each first place of a pair: weights and prefixes; else all prefixes.
 // INVALID_ARGUMENT for a weight that is not above 0.
-absl::StatusOr<Blend> ParseBlend(const std::vector<std::string>& entries);
+absl::StatusOr<Blend> ParseBlendList(const std::vector<std::string>& entries);
 
 }  // namespace muster

@@ -18,7 +18,7 @@ std::vector<int64_t> Boundaries(const SplitBounds& bounds, int64_t n) {
 
 // G10.4.
 TEST(SplitTest, GoldenBounds) {
-  auto bounds = ParseSplit("969,30,1");
+  auto bounds = ParseSplitBounds("969,30,1");
   ASSERT_TRUE(bounds.ok());
   EXPECT_DOUBLE_EQ((*bounds)[0]->second, 0.969);
   EXPECT_DOUBLE_EQ((*bounds)[1]->second, 0.999);
@@ -29,7 +29,7 @@ TEST(SplitTest, GoldenBounds) {
 }
 
 TEST(SplitTest, ZeroWeightMeansNoDataset) {
-  auto bounds = ParseSplit("98,2");
+  auto bounds = ParseSplitBounds("98,2");
   ASSERT_TRUE(bounds.ok());
   EXPECT_TRUE((*bounds)[1].has_value());
   EXPECT_FALSE((*bounds)[2].has_value());
@@ -42,20 +42,20 @@ TEST(SplitTest, HalvesRoundToEven) {
 
 TEST(SplitTest, BadStringsAreNamed) {
   for (const char* text : {"", "a,b", "0,0,0", "1,2,3,4", "1.2.3,1,1"}) {
-    auto bounds = ParseSplit(text);
+    auto bounds = ParseSplitBounds(text);
     EXPECT_EQ(bounds.status().code(), absl::StatusCode::kInvalidArgument) << text;
     EXPECT_THAT(bounds.status().ToString(), HasSubstr("data.split="));
   }
 }
 
 TEST(BlendTest, ListsWithAndWithoutWeights) {
-  auto weighted = ParseBlend({"3", "a", "1", "b"});
+  auto weighted = ParseBlendList({"3", "a", "1", "b"});
   ASSERT_TRUE(weighted.ok());
   EXPECT_THAT(weighted->prefixes, ElementsAre("a", "b"));
   EXPECT_THAT(*weighted->weights, ElementsAre(0.75, 0.25));
-  EXPECT_FALSE(ParseBlend({"a", "b"})->weights.has_value());
-  EXPECT_FALSE(ParseBlend({"1", "a", "2"})->weights.has_value());
-  EXPECT_THAT(ParseBlend({"0", "a", "1", "b"}).status().ToString(), HasSubstr("weight of a is 0"));
+  EXPECT_FALSE(ParseBlendList({"a", "b"})->weights.has_value());
+  EXPECT_FALSE(ParseBlendList({"1", "a", "2"})->weights.has_value());
+  EXPECT_THAT(ParseBlendList({"0", "a", "1", "b"}).status().ToString(), HasSubstr("weight of a is 0"));
 }
 
 std::vector<int> Datasets(const BlendIndex& index) {
