@@ -125,8 +125,8 @@ absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& root,
 
   if (step.has_value()) {
     if (try_iteration(*step)) return found;
-    return absl::NotFoundError(absl::StrCat("checkpoint.ckpt_step=", *step,
-                                            " is not a whole checkpoint: ", found.notes.front()));
+    return absl::FailedPreconditionError(absl::StrCat(
+        "checkpoint.ckpt_step=", *step, " is not a whole checkpoint: ", found.notes.front()));
   }
   const absl::StatusOr<std::string> tracker = ReadWholeFile(absl::StrCat(root, "/", kTrackerName));
   std::string named;
@@ -139,6 +139,8 @@ absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& root,
       const std::optional<int64_t> iteration = IterationOfFolder(named);
       if (iteration.has_value() ? try_iteration(*iteration) : try_folder(named)) return found;
     }
+  } else if (!absl::IsNotFound(tracker.status())) {
+    found.notes.push_back(std::string(tracker.status().message()));
   }
   std::vector<int64_t> iterations = ListCheckpoints(root);
   std::reverse(iterations.begin(), iterations.end());
@@ -146,9 +148,9 @@ absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& root,
     if (CheckpointFolderName(iteration) == named) continue;
     if (try_iteration(iteration)) return found;
   }
-  std::string message = absl::StrCat("no checkpoint in ", root);
-  if (!found.notes.empty()) absl::StrAppend(&message, " (", found.notes.front(), ")");
-  return absl::NotFoundError(message);
+  if (found.notes.empty()) return absl::NotFoundError(absl::StrCat("no checkpoint in ", root));
+  return absl::DataLossError(
+      absl::StrCat("no whole checkpoint in ", root, ": ", found.notes.front()));
 }
 
 absl::StatusOr<VerifyResult> VerifyCheckpoint(const std::string& folder) {

@@ -26,7 +26,9 @@ struct FoundCheckpoint {
   std::vector<std::string> notes;  // why a newer or a named one was passed over
 };
 // The one to load from `root`: `step` if given; else the one that the tracker names; if that is
-// missing or incomplete, the newest complete one. NOT_FOUND when there is none.
+// missing or incomplete, the newest complete one. NOT_FOUND when nothing was ever saved there, so
+// that a caller may start from scratch; DATA_LOSS when something was and nothing is whole;
+// FAILED_PRECONDITION when `step` is not there or not whole.
 absl::StatusOr<FoundCheckpoint> FindCheckpoint(const std::string& root,
                                                std::optional<int64_t> step);
 

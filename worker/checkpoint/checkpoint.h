@@ -93,9 +93,10 @@ struct LoadedCheckpoint {
 
 // Collective. Fills every tensor of `into` from the saved slices, whatever their slicing; checksums
 // of all bytes used are verified; dtypes are converted where they differ. With an empty `into` only
-// the state is read. NOT_FOUND: no checkpoint in root; NOT_FOUND "tensor NAME ..." when it lacks a
-// tensor; FAILED_PRECONDITION for another global shape; DATA_LOSS for a damaged file (name and
-// offset). The same error on every rank; tensors may then be partly filled.
+// the state is read. NOT_FOUND, and only this: nothing was ever saved in root (start from scratch);
+// FAILED_PRECONDITION: ckpt_step is not there, a tensor is missing or has another global shape;
+// DATA_LOSS: a damaged file (name and byte range). The same error on every rank; tensors may then
+// be partly filled.
 absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(const LoadOptions& options,
                                                 std::vector<NamedTensor>& into,
                                                 Communicator& world);
