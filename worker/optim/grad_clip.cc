@@ -60,7 +60,9 @@ absl::StatusOr<GradStats> ComputeGradStats(const std::vector<ParameterPtr>& para
   for (const ParameterPtr& p : params) {
     MUSTER_CHECK_MSG(p->main_grad.defined() && !p->main_grad_is_zero,
                      "gradients are final only after FinalizeModelGrads");
-    const double squares = SumOfSquares(p->main_grad, unscale);
+    const double squares = p->main_grad_squares && unscale == 1.0
+                               ? *p->main_grad_squares
+                               : SumOfSquares(p->main_grad, unscale);
     const int kind = p->allreduce ? 0 : 1;
     // In fp64 the squares of finite fp32 values cannot overflow.
     if (!std::isfinite(squares)) sums.non_finite[kind] += 1;

@@ -30,7 +30,8 @@ struct GradStats {
   double norm = 0;         // L2 of unscale * gradients, over the groups
   bool found_inf = false;  // a gradient that is not finite, on any member
 };
-// Reads every main_grad once. Errors: those of the collectives.
+// Reads every main_grad once (not those whose main_grad_squares is known). Errors: those of the
+// collectives.
 absl::StatusOr<GradStats> ComputeGradStats(const std::vector<ParameterPtr>& params, double unscale,
                                            const GradStatsGroups& groups);
 

@@ -9,6 +9,18 @@
 #include "worker/parallel/flat_ops.h"
 
 namespace muster {
+namespace {
+
+double SumOfFinalGradients(const GradBucket& bucket) {
+  double sum = 0;
+  for (const ParameterPtr& p : bucket.params) {
+    p->main_grad_squares = SumOfSquares(p->main_grad);
+    sum += *p->main_grad_squares;
+  }
+  return sum;
+}
+
+}  // namespace
 
 BucketGroup::BucketGroup(std::vector<const GradBucket*> buckets, Communicator& group,
                          const Options& options)
@@ -40,7 +52,10 @@ absl::Status BucketGroup::StartGradSync() {
     FillUntouched(*bucket);
     at::Tensor data = bucket->data;
     if (options_.check_norms) {
-      const double sum = ScaleAndSumOfSquares(data, options_.scale_before);
+      // Without peers these gradients are final: the optimizer's norm needs the same sums.
+      const bool is_final = group_.size() == 1 && options_.scale_before == 1.0;
+      const double sum = is_final ? SumOfFinalGradients(*bucket)
+                                  : ScaleAndSumOfSquares(data, options_.scale_before);
       norms_.push_back({bucket->index, bucket->params[0]->name, std::sqrt(sum)});
     } else if (options_.scale_before != 1.0) {
       data.mul_(options_.scale_before);

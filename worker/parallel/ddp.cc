@@ -168,6 +168,7 @@ void DistributedDataParallel::ScaleGradients(double factor) {
       at::Tensor data = buffer->data();
       data.mul_(factor);
     }
+    for (const ParameterPtr& p : chunk.params) p->main_grad_squares.reset();
   }
 }
 

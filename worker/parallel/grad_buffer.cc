@@ -42,11 +42,17 @@ GradBuffer::GradBuffer(GradBufferKey key, std::vector<ParameterPtr> params,
 }
 
 GradBuffer::~GradBuffer() {
-  for (const ParameterPtr& p : params_) p->main_grad = at::Tensor();
+  for (const ParameterPtr& p : params_) {
+    p->main_grad = at::Tensor();
+    p->main_grad_squares.reset();
+  }
 }
 
 void GradBuffer::ZeroGrads() {
-  for (const ParameterPtr& p : params_) p->main_grad_is_zero = true;
+  for (const ParameterPtr& p : params_) {
+    p->main_grad_is_zero = true;
+    p->main_grad_squares.reset();
+  }
 }
 
 void FillUntouched(const GradBucket& bucket) {

@@ -1,6 +1,7 @@
 // The gradient life cycle of reference 6.4 on one rank, against a group that records.
 #include "worker/parallel/ddp.h"
 
+#include <cmath>
 #include <limits>
 #include <map>
 #include <memory>
@@ -218,6 +219,31 @@ TEST_F(DdpTest, NanIsFoundAndTheReductionGoesOn) {
     EXPECT_THAT(std::string(status.message()), HasSubstr("bucket 1 of chunk 0"));
     EXPECT_THAT(std::string(status.message()), HasSubstr(std::isnan(bad) ? "NaN" : "Inf"));
   }
+}
+
+TEST_F(DdpTest, SquaresAreKnownOnlyWhileGradientsAreFinal) {
+  DdpOptions options;
+  auto with_peers = Make(options);
+  with_peers->ZeroGradBuffer();
+  Backward();
+  ASSERT_TRUE(with_peers->FinishGradSync(0).ok());
+  EXPECT_FALSE(by_name_["w2"]->main_grad_squares.has_value());
+  with_peers.reset();
+
+  auto alone = DistributedDataParallel::Create(
+      {params_}, {.dp_cp = &expert_dp_, .expert_dp = &expert_dp_}, options);
+  ASSERT_TRUE(alone.ok());
+  (*alone)->ZeroGradBuffer();
+  Backward();
+  Backward();
+  EXPECT_FALSE(by_name_["w2"]->main_grad_squares.has_value());
+  ASSERT_TRUE((*alone)->FinishGradSync(0).ok());
+  EXPECT_EQ(by_name_["w2"]->main_grad_squares, 4.0 * 200);
+  EXPECT_DOUBLE_EQ((*alone)->bucket_norms()[0].bucket.norm, std::sqrt(4.0 * 2517));
+  (*alone)->ScaleGradients(0.5);
+  EXPECT_FALSE(by_name_["w2"]->main_grad_squares.has_value());
+  (*alone)->ZeroGradBuffer();
+  EXPECT_FALSE(by_name_["w2"]->main_grad_squares.has_value());
 }
 
 TEST_F(DdpTest, ExpertsReduceOverTheirGroup) {
