@@ -54,6 +54,15 @@ TEST(GradClipTest, NormOverTensorAndPipelineRanksCountsEachParameterOnce) {
   });
 }
 
+TEST(GradClipTest, KnownSquaresServeOnlyGradientsThatAreNotUnscaled) {
+  const ParallelContext parallel = ParallelContext::SingleProcess();
+  const GradStatsGroups groups = GradStatsGroups::Of(parallel, false);
+  const ParameterPtr p = Param(2);
+  p->main_grad_squares = 9.0;  // not what main_grad holds, to see which one is used
+  EXPECT_EQ(ComputeGradStats({p}, 1.0, groups)->norm, 3.0);
+  EXPECT_EQ(ComputeGradStats({p}, 0.5, groups)->norm, 1.0);
+}
+
 TEST(GradClipTest, ExpertsAreReducedOverTheirOwnGroup) {
   at::set_num_threads(1);
   absl::StatusOr<RankTopology> topology = RankTopology::Create({.world_size = 2, .ep = 2});
