@@ -1,0 +1,59 @@
+#include "worker/model/attention.h"
+
+#include <cmath>
+#include <utility>
+
+namespace muster {
+namespace {
+
+double OutputStd(const TransformerConfig& config) {
+  // Megatron's scaled_init_method_normal: std / sqrt(2 L).
+  return config.init_method_std / std::sqrt(2.0 * static_cast<double>(config.num_layers));
+}
+
+}  // namespace
+
+SelfAttention::SelfAttention(LayerBuild& build, const std::string& name,
+                             std::shared_ptr<const RotaryTable> rotary)
+    : shape_{.heads = build.config.num_attention_heads / build.tp.size,
+             .groups = build.config.num_query_groups / build.tp.size,
+             .channels = build.config.kv_channels},
+      dropout_(build.config.attention_dropout),
+      dropout_generator_(build.rng.ModelParallel()),
+      rotary_(std::move(rotary)),
+      linear_proj_(build, name + ".linear_proj",
+                   build.config.num_attention_heads * build.config.kv_channels,
+                   build.config.hidden_size, build.config.add_bias_linear, OutputStd(build.config)),
+      linear_qkv_(build, name + ".linear_qkv", build.config.hidden_size,
+                  (build.config.num_attention_heads + 2 * build.config.num_query_groups) *
+                      build.config.kv_channels,
+                  build.config.add_bias_linear || build.config.add_qkv_bias,
+                  build.config.init_method_std) {
+  if (!build.config.qk_layernorm) return;
+  q_layernorm_.emplace(build, name + ".q_layernorm", build.config.kv_channels);
+  k_layernorm_.emplace(build, name + ".k_layernorm", build.config.kv_channels);
+  q_layernorm_->MarkQkLayernorm();
+  k_layernorm_->MarkQkLayernorm();
+}
+
+at::Tensor SelfAttention::Forward(const at::Tensor& x, const TokenLayout& layout,
+                                  const at::Tensor& mask, bool training) const {
+  const at::Tensor qkv = linear_qkv_.Forward(x);
+  const double dropout = training ? dropout_ : 0.0;
+  if (qkv.is_cpu() && dropout == 0 && !mask.defined() && !q_layernorm_.has_value()) {
+    return linear_proj_.ForwardNoBias(FlashCausalAttentionOp(qkv, shape_, layout, rotary_.get()));
+  }
+  QkvHeads heads = SplitQkv(qkv, shape_, layout);
+  if (q_layernorm_.has_value()) {
+    heads.q = q_layernorm_->Forward(heads.q.contiguous());
+    heads.k = k_layernorm_->Forward(heads.k.contiguous());
+  }
+  if (rotary_ != nullptr) {
+    heads.q = rotary_->RotateOp(heads.q);
+    heads.k = rotary_->RotateOp(heads.k);
+  }
+  return linear_proj_.ForwardNoBias(ExactAttention(
+      heads, shape_, layout, {.mask = mask, .dropout = dropout, .generator = dropout_generator_}));
+}
+
+}  // namespace muster

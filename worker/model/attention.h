@@ -1,0 +1,40 @@
+// Multi-head and grouped-query self-attention: fused qkv projection, optional norms of queries and
+// keys, optional rotary positions, causal attention, output projection.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <ATen/core/Tensor.h>
+
+#include "worker/model/core_attention.h"
+#include "worker/model/linear.h"
+#include "worker/model/norm.h"
+#include "worker/model/rotary.h"
+
+namespace muster {
+
+class SelfAttention {
+ public:
+  // `rotary` may be null; shared by all layers. `name`: "decoder.layers.N.self_attention".
+  SelfAttention(LayerBuild& build, const std::string& name,
+                std::shared_ptr<const RotaryTable> rotary);
+
+  // x (N, H) normed -> (N, H), without the output projection's bias (bias()). `mask`: Batch's, or
+  // undefined for plain causal.
+  at::Tensor Forward(const at::Tensor& x, const TokenLayout& layout, const at::Tensor& mask,
+                     bool training) const;
+  const ParameterPtr& bias() const { return linear_proj_.bias(); }
+
+ private:
+  AttentionShape shape_;
+  double dropout_;
+  at::Generator dropout_generator_;
+  std::shared_ptr<const RotaryTable> rotary_;
+  RowParallelLinear linear_proj_;  // registered before linear_qkv, as in Megatron
+  ColumnParallelLinear linear_qkv_;
+  std::optional<Norm> q_layernorm_, k_layernorm_;
+};
+
+}  // namespace muster

@@ -1,0 +1,30 @@
+// Word embedding plus learned positions, with dropout: tokens -> hidden rows.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "worker/data/batch.h"
+#include "worker/model/layer_build.h"
+#include "worker/parallel/parameter.h"
+
+namespace muster {
+
+class LanguageModelEmbedding {
+ public:
+  // embedding.word_embeddings.weight (padded vocab, H), embedding.position_embeddings.weight.
+  explicit LanguageModelEmbedding(LayerBuild& build);
+
+  // tokens, position_ids (B, S) -> (N, H) in `layout`'s order.
+  at::Tensor Forward(const Batch& batch, const TokenLayout& layout, bool training) const;
+  const ParameterPtr& word_embeddings() const { return word_embeddings_; }
+
+ private:
+  double dropout_;
+  at::Generator dropout_generator_;
+  ParameterPtr word_embeddings_, position_embeddings_;  // positions: null with rope or none
+};
+
+// (B, S) -> the N ids in rows' order.
+at::Tensor IdsInRowOrder(const at::Tensor& ids, const TokenLayout& layout);
+
+}  // namespace muster

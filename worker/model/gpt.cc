@@ -1,0 +1,124 @@
+#include "worker/model/gpt.h"
+
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/base/status.h"
+#include "worker/model/lm_head.h"
+
+namespace muster {
+namespace {
+
+// Megatron starts the last stage's copy of a tied embedding from zeros and sums it over the
+// embedding group, so that both hold the first stage's values.
+absl::Status ShareTiedEmbedding(const ParallelContext& parallel,
+                                const std::vector<ParameterPtr>& parameters) {
+  for (const ParameterPtr& parameter : parameters) {
+    if (!parameter->shared_embedding) continue;
+    RETURN_IF_ERROR(
+        parallel.Group("embedding").AllReduce(parameter->data.detach(), ReduceOp::kSum)->Wait());
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<GptModel>> GptModel::Create(const ModelBuildContext& context) {
+  ASSIGN_OR_RETURN(const TransformerConfig config,
+                   TransformerConfig::FromSpec(context.spec, context.sizes));
+  const bool pipelined = context.spec.parallel.pipeline_model_parallel_size > 1;
+  const bool tied = !config.untie_embeddings_and_output_weights;
+  auto model = std::make_unique<GptModel>(
+      config,
+      Placement{.pre_process = context.pre_process,
+                .post_process = context.post_process,
+                .layer_offset = context.layer_offset,
+                .num_layers = context.num_layers,
+                .separate_tied_output = tied && !context.pre_process,
+                .seq_major = pipelined},
+      TensorParallel{}, context.rng, context.device, context.params_dtype);
+  if (tied && pipelined && (context.pre_process || context.post_process)) {
+    RETURN_IF_ERROR(ShareTiedEmbedding(context.parallel, model->parameters()));
+  }
+  return model;
+}
+
+GptModel::GptModel(const TransformerConfig& config, const Placement& placement, TensorParallel tp,
+                   RngTracker& rng, at::Device device, at::ScalarType dtype)
+    : placement_(placement) {
+  LayerBuild build{.config = config,
+                   .tp = tp,
+                   .rng = rng,
+                   .device = device,
+                   .dtype = dtype,
+                   .parameters = parameters_};
+  const bool tied = !config.untie_embeddings_and_output_weights;
+  if (placement.pre_process) {
+    embedding_.emplace(build);
+    // Set only where the last stage holds a copy (reference 7.3).
+    embedding_->word_embeddings()->shared_embedding = tied && !placement.post_process;
+  }
+  std::shared_ptr<const RotaryTable> rotary;
+  if (config.position_embedding == PositionEmbedding::kRope) {
+    rotary = std::make_shared<RotaryTable>(config, dtype, device);
+  }
+  layers_.reserve(placement.num_layers);
+  for (int64_t i = 0; i < placement.num_layers; ++i) {
+    layers_.emplace_back(build, absl::StrCat("decoder.layers.", placement.layer_offset + i),
+                         rotary);
+  }
+  if (!placement.post_process) return;
+  final_layernorm_.emplace(build, "decoder.final_layernorm", config.hidden_size);
+  if (tied && !placement.separate_tied_output) {
+    output_weight_ = embedding_->word_embeddings();
+    return;
+  }
+  output_weight_ =
+      MakeParameter(build, "output_layer.weight", {config.padded_vocab_size, config.hidden_size},
+                    tied ? InitMethod::Zeros() : InitMethod::Normal(config.init_method_std), 0);
+  output_weight_->is_embedding_or_output_parameter = true;
+  output_weight_->shared_embedding = tied;
+  output_weight_->shared = tied;
+}
+
+at::Tensor GptModel::Forward(const Batch& batch, const at::Tensor& input) {
+  TokenLayout layout{.seq_major = placement_.seq_major};
+  PendingAdd hidden;
+  if (placement_.pre_process) {
+    layout.batch = batch.tokens.size(0);
+    layout.seq = batch.tokens.size(1);
+    hidden.residual = embedding_->Forward(batch, layout, training_);
+  } else {
+    MUSTER_CHECK_MSG(input.defined(), "a later stage needs the hidden states of the one before");
+    layout.seq = input.size(0);  // (S, B, H)
+    layout.batch = input.size(1);
+    hidden.residual = input.reshape({layout.rows(), input.size(2)});
+  }
+  for (const TransformerLayer& layer : layers_) {
+    hidden = layer.Forward(hidden, layout, batch.attention_mask, training_);
+  }
+  if (placement_.post_process) {
+    return Output(final_layernorm_->Forward(hidden).y, batch, layout);
+  }
+  const at::Tensor rows = FinishAdd(hidden);
+  return rows.view({layout.seq, layout.batch, rows.size(1)});
+}
+
+at::Tensor GptModel::Output(const at::Tensor& hidden, const Batch& batch,
+                            const TokenLayout& layout) const {
+  // Rows back to (B, S, ...).
+  const auto batch_first = [&](const at::Tensor& rows, int64_t width) {
+    if (layout.seq_major) return rows.view({layout.seq, layout.batch, width}).transpose(0, 1);
+    return rows.view({layout.batch, layout.seq, width});
+  };
+  if (batch.labels.defined()) {
+    const at::Tensor losses =
+        LmHeadLossOp(hidden, output_weight_, IdsInRowOrder(batch.labels, layout));
+    return batch_first(losses, 1).squeeze(2);
+  }
+  const at::Tensor logits = LinearOp(hidden, output_weight_, nullptr);
+  return batch_first(logits, logits.size(1));
+}
+
+}  // namespace muster

@@ -1,0 +1,30 @@
+#include "worker/model/layer.h"
+
+#include <utility>
+
+namespace muster {
+
+TransformerLayer::TransformerLayer(LayerBuild& build, const std::string& name,
+                                   std::shared_ptr<const RotaryTable> rotary)
+    : hidden_dropout_(build.config.hidden_dropout),
+      dropout_generator_(build.rng.Default()),
+      input_layernorm_(build, name + ".input_layernorm", build.config.hidden_size),
+      self_attention_(build, name + ".self_attention", std::move(rotary)),
+      pre_mlp_layernorm_(build, name + ".pre_mlp_layernorm", build.config.hidden_size),
+      mlp_(build, name + ".mlp") {}
+
+PendingAdd TransformerLayer::Forward(const PendingAdd& input, const TokenLayout& layout,
+                                     const at::Tensor& mask, bool training) const {
+  const double dropout = training ? hidden_dropout_ : 0.0;
+  const auto leave_open = [&](const at::Tensor& residual, const at::Tensor& branch,
+                              const ParameterPtr& bias) {
+    return PendingAdd{residual, branch, bias, MakeDropMask(branch, dropout, dropout_generator_)};
+  };
+  const Norm::Result first = input_layernorm_.Forward(input);
+  const at::Tensor attended = self_attention_.Forward(first.y, layout, mask, training);
+  const Norm::Result second =
+      pre_mlp_layernorm_.Forward(leave_open(first.x, attended, self_attention_.bias()));
+  return leave_open(second.x, mlp_.Forward(second.y), mlp_.bias());
+}
+
+}  // namespace muster

@@ -1,0 +1,25 @@
+#include "worker/model/mlp.h"
+
+#include <cmath>
+
+#include "worker/model/activation.h"
+
+namespace muster {
+
+Mlp::Mlp(LayerBuild& build, const std::string& name)
+    : swiglu_(build.config.swiglu),
+      linear_fc1_(build, name + ".linear_fc1", build.config.hidden_size,
+                  build.config.ffn_hidden_size * (build.config.swiglu ? 2 : 1),
+                  build.config.add_bias_linear, build.config.init_method_std),
+      linear_fc2_(build, name + ".linear_fc2", build.config.ffn_hidden_size,
+                  build.config.hidden_size, build.config.add_bias_linear,
+                  build.config.init_method_std /
+                      std::sqrt(2.0 * static_cast<double>(build.config.num_layers))) {}
+
+at::Tensor Mlp::Forward(const at::Tensor& x) const {
+  const at::Tensor u = linear_fc1_.ForwardNoBias(x);
+  const ParameterPtr& bias = linear_fc1_.bias();
+  return linear_fc2_.ForwardNoBias(swiglu_ ? BiasSwigluOp(u, bias) : BiasGeluOp(u, bias));
+}
+
+}  // namespace muster

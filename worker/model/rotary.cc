@@ -1,0 +1,56 @@
+#include "worker/model/rotary.h"
+
+#include <ATen/ATen.h>
+
+#include "common/base/check.h"
+#include "worker/model/autograd_op.h"
+
+namespace muster {
+
+RotaryTable::RotaryTable(const TransformerConfig& config, at::ScalarType dtype, at::Device device) {
+  rotary_dim_ =
+      static_cast<int64_t>(static_cast<double>(config.kv_channels) * config.rotary_percent);
+  MUSTER_CHECK_MSG(rotary_dim_ > 0 && rotary_dim_ % 2 == 0, "rotary width must be even");
+  const auto options = at::TensorOptions().dtype(dtype == at::kDouble ? at::kDouble : at::kFloat);
+  // theta_i = base^(-2i/rot), i = 0 .. rot/2 - 1
+  const at::Tensor exponent = at::arange(0, rotary_dim_, 2, options) / rotary_dim_;
+  const at::Tensor inv_freq = 1.0 / at::pow(config.rotary_base, exponent);
+  const at::Tensor angles =
+      at::outer(at::arange(config.max_position_embeddings, options), inv_freq).unsqueeze(1);
+  cos_ = at::cos(angles).to(device, dtype);
+  sin_ = at::sin(angles).to(device, dtype);
+  minus_sin_ = -sin_;
+}
+
+at::Tensor RotaryTable::Turn(const at::Tensor& x, const at::Tensor& sin) const {
+  const int64_t seq = x.size(1), half = rotary_dim_ / 2, width = x.size(3);
+  MUSTER_CHECK_MSG(seq <= cos_.size(0), "sequence longer than max_position_embeddings");
+  const at::Tensor c = cos_.narrow(0, 0, seq), s = sin.narrow(0, 0, seq);
+  const at::Tensor a = x.narrow(3, 0, half), b = x.narrow(3, half, half);
+  at::Tensor out = at::empty(x.sizes(), x.options());
+  at::Tensor out_a = out.narrow(3, 0, half), out_b = out.narrow(3, half, half);
+  at::mul_out(out_a, a, c).addcmul_(b, s, -1);
+  at::mul_out(out_b, b, c).addcmul_(a, s);
+  if (width > rotary_dim_) {
+    const int64_t rest = width - rotary_dim_;
+    out.narrow(3, rotary_dim_, rest).copy_(x.narrow(3, rotary_dim_, rest));
+  }
+  return out;
+}
+
+at::Tensor RotaryTable::Rotate(const at::Tensor& x) const { return Turn(x, sin_); }
+
+at::Tensor RotaryTable::RotateBack(const at::Tensor& x) const { return Turn(x, minus_sin_); }
+
+at::Tensor RotaryTable::RotateOp(const at::Tensor& x) const {
+  at::Tensor y;
+  {
+    OpForward forward;
+    y = Rotate(x);
+  }
+  return RecordOp(y, {x}, [table = *this](const TensorList& grads, const NeedsGrad&) {
+    return TensorList{table.RotateBack(grads[0])};
+  });
+}
+
+}  // namespace muster

@@ -1,0 +1,34 @@
+// row_kernels.h over tensors on the CPU: blocks of rows spread over torch's threads. The blocks,
+// and with them the order of every sum, do not depend on the number of threads.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "worker/model/norm_kernels.h"
+
+namespace muster::row_ops {
+
+NormForwardResult NormForward(const NormInputs& inputs);
+NormBackwardResult NormBackward(Normalization kind, const NormBackwardInputs& inputs);
+
+// x (N, F) or (N, 2F), bias as wide as x or undefined.
+at::Tensor BiasGelu(const at::Tensor& x, const at::Tensor& bias);
+at::Tensor BiasSwiglu(const at::Tensor& x, const at::Tensor& bias);
+struct ActivationGrads {
+  at::Tensor dx, dbias;  // dbias in the accumulation type; undefined when not wanted
+};
+ActivationGrads BiasGeluBackward(const at::Tensor& dy, const at::Tensor& x, const at::Tensor& bias,
+                                 bool want_dbias);
+ActivationGrads BiasSwigluBackward(const at::Tensor& dy, const at::Tensor& x,
+                                   const at::Tensor& bias, bool want_dbias);
+
+struct CrossEntropyResult {
+  at::Tensor lse, loss;  // (N), accumulation type
+};
+// logits (N, V), labels (N) in [0, V): IndexError for others.
+CrossEntropyResult CrossEntropy(const at::Tensor& logits, const at::Tensor& labels);
+// In place: logits become their gradient.
+void CrossEntropyBackward(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& lse,
+                          const at::Tensor& dloss);
+
+}  // namespace muster::row_ops
