@@ -28,7 +28,7 @@ struct JobEvent {
   std::string worker;
 };
 
-struct LogRecord {
+struct TrainerLine {
   int rank = 0;
   int64_t epoch = 0;
   std::string worker;
@@ -61,7 +61,7 @@ class JobHistory {
   const Ring<EvaluationMessage>& evaluations() const { return evaluations_; }
   const Ring<CheckpointMessage>& checkpoints() const { return checkpoints_; }
 
-  using LogEntry = Ring<LogRecord>::Entry;
+  using LogEntry = Ring<TrainerLine>::Entry;
   // Lines with index >= since of one rank (-1: of all), by index, at most `limit`.
   std::vector<const LogEntry*> Logs(int rank, int64_t since, size_t limit) const;
   int64_t next_log_index() const { return next_log_; }
@@ -74,8 +74,8 @@ class JobHistory {
   Ring<CheckpointMessage> checkpoints_;
   Ring<JobEvent> events_;
   const size_t lines_per_rank_;
-  int64_t next_log_ = 1;                 // shared by the ranks' lists
-  std::map<int, Ring<LogRecord>> logs_;  // by rank, made with its first line
+  int64_t next_log_ = 1;                   // shared by the ranks' lists
+  std::map<int, Ring<TrainerLine>> logs_;  // by rank, made with its first line
 };
 
 }  // namespace muster

@@ -1,0 +1,18 @@
+// A job as the core holds it -> proto. Called on the engine's thread.
+#pragma once
+
+#include "coordinator/core/job_machine.h"
+#include "muster/v1/job.pb.h"
+#include "muster/v1/training.pb.h"
+
+namespace muster {
+
+enum class JobDetail { kSummary, kFull };  // summary: without results and log lines
+
+v1::JobStatus ToProto(const JobMachine& job, JobDetail detail);
+v1::MetricsRecord ToProto(const Ring<StepRecord>::Entry& entry);
+v1::Event ToProto(const Ring<JobEvent>::Entry& entry);
+v1::LogLine ToProto(const JobHistory::LogEntry& entry);
+void FillTopology(const JobMachine& job, v1::GetTopologyResponse* response);
+
+}  // namespace muster

@@ -1,0 +1,100 @@
+#include "coordinator/server/membership_service.h"
+
+#include <algorithm>
+
+#include "common/rpc/address.h"
+#include "common/rpc/convert.h"
+#include "common/runtime/log.h"
+#include "common/topology/placement.h"
+#include "coordinator/server/agent_convert.h"
+#include "coordinator/server/unary_call.h"
+
+namespace muster {
+
+grpc::ServerUnaryReactor* MembershipServiceImpl::Register(grpc::CallbackServerContext* context,
+                                                          const v1::RegisterRequest* request,
+                                                          v1::RegisterResponse* response) {
+  const auto call = UnaryCall::New();
+  const std::string observed = PeerHost(context->peer());
+  auto agent = FromProto(*request, observed);
+  if (!agent.ok()) {
+    call->Answer(agent.status());
+    return call.get();
+  }
+  const std::string who = request->node();
+  const absl::Status posted = engine_->Post(
+      *std::move(agent), [this, call, response, observed, who](const Outcome& outcome) {
+        if (outcome.status.ok()) {
+          MUSTER_LOG(kInfo) << "agent registered node=" << who << " address=" << observed;
+        } else {
+          MUSTER_LOG(kWarning) << "agent refused node=" << who << " address=" << observed
+                               << " reason=\"" << std::string(outcome.status.message()) << "\"";
+        }
+        if (!call->Claim()) return;
+        if (const auto* reply = std::get_if<RegisterReply>(&outcome.reply)) {
+          *response->mutable_workers() = {reply->workers.begin(), reply->workers.end()};
+          *response->mutable_heartbeat_interval() = ToProto(reply->heartbeat_interval);
+          *response->mutable_heartbeat_timeout() = ToProto(reply->heartbeat_timeout);
+          response->set_observed_address(observed);
+          response->set_coordinator_id(coordinator_id_);
+        }
+        call->Finish(ToGrpc(outcome.status));
+      });
+  if (!posted.ok()) call->Answer(posted);
+  return call.get();
+}
+
+grpc::ServerBidiReactor<v1::ConnectRequest, v1::ConnectResponse>* MembershipServiceImpl::Connect(
+    grpc::CallbackServerContext* context) {
+  return streams_->Open(engine_);
+}
+
+grpc::ServerUnaryReactor* MembershipServiceImpl::DrainWorker(grpc::CallbackServerContext* context,
+                                                             const v1::DrainWorkerRequest* request,
+                                                             v1::DrainWorkerResponse* response) {
+  const auto call = UnaryCall::New();
+  const std::string name = request->worker();
+  const absl::Status posted = engine_->Post(
+      muster::DrainWorker{.worker = name, .undo = request->undo()},
+      [this, call, response, name](const Outcome& outcome) {
+        if (!outcome.status.ok()) {
+          call->Answer(outcome.status);
+          return;
+        }
+        const auto fill = [call, response, name](const absl::Status& status,
+                                                 const Coordinator& core, absl::Time now) {
+          const Worker* worker = core.membership().FindWorker(name);
+          if (!call->Claim()) return;
+          if (worker != nullptr) {
+            *response->mutable_worker() = ToProto(*worker, *core.membership().AgentOf(name), now);
+          }
+          call->Finish(ToGrpc(status));
+        };
+        if (const absl::Status read = engine_->Read(fill); !read.ok()) call->Answer(read);
+      });
+  if (!posted.ok()) call->Answer(posted);
+  return call.get();
+}
+
+grpc::ServerUnaryReactor* MembershipServiceImpl::ListWorkers(grpc::CallbackServerContext* context,
+                                                             const v1::ListWorkersRequest* request,
+                                                             v1::ListWorkersResponse* response) {
+  const auto call = UnaryCall::New();
+  const absl::Status posted = engine_->Read(
+      [call, response](const absl::Status& status, const Coordinator& core, absl::Time now) {
+        if (!call->Claim()) return;
+        for (const auto& [name, worker] : core.membership().workers()) {
+          *response->add_workers() = ToProto(worker, *core.membership().AgentOf(name), now);
+        }
+        std::sort(response->mutable_workers()->pointer_begin(),
+                  response->mutable_workers()->pointer_end(),
+                  [](const v1::WorkerStatus* a, const v1::WorkerStatus* b) {
+                    return NaturalLess(a->description().name(), b->description().name());
+                  });
+        call->Finish(ToGrpc(status));
+      });
+  if (!posted.ok()) call->Answer(posted);
+  return call.get();
+}
+
+}  // namespace muster

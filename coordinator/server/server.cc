@@ -1,0 +1,133 @@
+#include "coordinator/server/server.h"
+
+#include <grpcpp/ext/proto_server_reflection_plugin.h>
+#include <grpcpp/grpcpp.h>
+#include <grpcpp/health_check_service_interface.h>
+
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status.h"
+#include "common/rpc/address.h"
+#include "common/rpc/channel.h"
+#include "coordinator/server/agent_stream.h"
+#include "coordinator/server/http_server.h"
+#include "coordinator/server/job_service.h"
+#include "coordinator/server/membership_service.h"
+#include "coordinator/server/port_holder.h"
+#include "coordinator/server/rendezvous_service.h"
+#include "coordinator/server/training_service.h"
+
+namespace muster {
+namespace {
+
+// Carries the core's actions to the open calls.
+class CallSink final : public ActionSink {
+ public:
+  CallSink(AgentStreams* streams, WaitingCalls* waiting) : streams_(streams), waiting_(waiting) {}
+  void Send(StreamId id, const AgentMessage& message) override {
+    if (const auto stream = streams_->Find(id)) stream->Send(message);
+  }
+  void End(StreamId id, const absl::Status& status) override {
+    if (const auto stream = streams_->Find(id)) stream->End(status);
+  }
+  void Answer(const WaitDone& done) override { waiting_->Answer(done); }
+
+ private:
+  AgentStreams* const streams_;
+  WaitingCalls* const waiting_;
+};
+
+std::string RandomBytes(size_t size) {
+  std::random_device random;
+  std::string bytes;
+  while (bytes.size() < size) bytes += static_cast<char>(random());
+  return bytes;
+}
+
+absl::StatusOr<HostPort> LoopbackAddress(absl::string_view flag, const std::string& text) {
+  ASSIGN_OR_RETURN(HostPort address, ParseHostPort(text));
+  if (IsLoopback(address.host)) return address;
+  return absl::FailedPreconditionError(
+      absl::StrCat(flag, "=", text,
+                   ": other machines could reach this address, which needs credentials (a token "
+                   "file), and this version has none; listen on 127.0.0.1"));
+}
+
+}  // namespace
+
+struct CoordinatorServer::Impl {
+  Impl(const ServerOptions& options, Clock* clock)
+      : sink(&streams, &waiting),
+        engine(options.engine, clock, &sink),
+        membership(&engine, &streams, RandomBytes(8)),
+        rendezvous(&engine, &waiting),
+        jobs(&engine),
+        training(&engine) {}
+
+  AgentStreams streams;
+  WaitingCalls waiting;
+  CallSink sink;
+  Engine engine;
+  MembershipServiceImpl membership;
+  RendezvousServiceImpl rendezvous;
+  JobServiceImpl jobs;
+  TrainingServiceImpl training;
+  std::unique_ptr<HttpServer> http;
+  std::unique_ptr<grpc::Server> grpc;  // goes first: no call is left when the services go
+  std::string address, http_address;
+};
+
+CoordinatorServer::CoordinatorServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+
+CoordinatorServer::~CoordinatorServer() { Stop(); }
+
+const std::string& CoordinatorServer::address() const { return impl_->address; }
+const std::string& CoordinatorServer::http_address() const { return impl_->http_address; }
+
+absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
+    const ServerOptions& options, Clock* clock) {
+  ASSIGN_OR_RETURN(HostPort listen, LoopbackAddress("listen", options.listen));
+  auto impl = std::make_unique<Impl>(options, clock);
+  if (!options.http.empty()) {
+    ASSIGN_OR_RETURN(const HostPort http, LoopbackAddress("http", options.http));
+    ASSIGN_OR_RETURN(impl->http, HttpServer::Start(http, &impl->engine));
+    impl->http_address = HostPort{http.host, impl->http->port()}.ToString();
+  }
+  grpc::EnableDefaultHealthCheckService(true);
+  grpc::reflection::InitProtoReflectionServerBuilderPlugin();
+  grpc::ServerBuilder builder;
+  SetServerLimits(&builder);
+  int port = 0;
+  builder.AddListeningPort(listen.ToString(), grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&impl->membership);
+  builder.RegisterService(&impl->rendezvous);
+  builder.RegisterService(&impl->jobs);
+  builder.RegisterService(&impl->training);
+  impl->engine.Start();
+  impl->grpc = builder.BuildAndStart();
+  if (impl->grpc == nullptr || port == 0) {
+    return absl::AlreadyExistsError(absl::StrCat("cannot listen on ", listen.ToString(), ": ",
+                                                 DescribePortHolder(listen.port),
+                                                 "; choose another port or stop that process"));
+  }
+  listen.port = port;
+  impl->address = listen.ToString();
+  return std::unique_ptr<CoordinatorServer>(new CoordinatorServer(std::move(impl)));
+}
+
+void CoordinatorServer::Stop() {
+  if (impl_->grpc == nullptr) return;
+  const absl::Status stopping =
+      absl::UnavailableError("the coordinator is stopping; reconnect with back-off");
+  if (impl_->http != nullptr) impl_->http->Stop();
+  impl_->grpc->GetHealthCheckService()->Shutdown();
+  impl_->engine.Stop();  // watches and queued calls are answered
+  impl_->waiting.AnswerAll(stopping);
+  impl_->streams.EndAll(stopping);
+  impl_->grpc->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(500));
+  impl_->grpc->Wait();
+  impl_->grpc.reset();
+}
+
+}  // namespace muster

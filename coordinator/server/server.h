@@ -1,0 +1,41 @@
+// The coordinator as one object: engine, gRPC services with health checking and reflection, HTTP
+// page. Thread-safe after Start.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "coordinator/engine/engine.h"
+
+namespace muster {
+
+struct ServerOptions {
+  std::string listen = "127.0.0.1:7700";  // HOST:PORT; port 0: any free one
+  std::string http;                       // HOST:PORT; empty: no HTTP
+  EngineOptions engine;
+};
+
+class CoordinatorServer {
+ public:
+  // INVALID_ARGUMENT for an address that is not HOST:PORT; FAILED_PRECONDITION for one that is
+  // reachable from other machines (credentials are not there yet); ALREADY_EXISTS when the port is
+  // taken, with its holder. `clock` outlives the server.
+  static absl::StatusOr<std::unique_ptr<CoordinatorServer>> Start(const ServerOptions& options,
+                                                                  Clock* clock);
+  ~CoordinatorServer();  // stops
+
+  // HOST:PORT in use.
+  const std::string& address() const;
+  const std::string& http_address() const;  // empty: none
+
+  // Ends every stream and waiting call with UNAVAILABLE, then stops; within 2 s.
+  void Stop();
+
+ private:
+  struct Impl;
+  explicit CoordinatorServer(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace muster

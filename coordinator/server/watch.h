@@ -1,0 +1,45 @@
+// Calls that look at one job and may wait for news of it.
+#pragma once
+
+#include <algorithm>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "absl/strings/str_cat.h"
+#include "coordinator/engine/engine.h"
+#include "coordinator/server/unary_call.h"
+
+namespace muster {
+
+inline constexpr absl::Duration kMaxWatch = absl::Minutes(1);
+
+// Answers `call` as soon as `has_news(job)` holds or `wait` has passed, after `fill(job)`, whose
+// status is the call's. NOT_FOUND when there is no such job (any more). Both run on the engine's
+// thread.
+inline void WatchJob(Engine* engine, const std::shared_ptr<UnaryCall>& call,
+                     const std::string& job_id, absl::Duration wait,
+                     std::function<bool(const JobMachine&)> has_news,
+                     std::function<absl::Status(const JobMachine&)> fill) {
+  const auto attempt = [=](const Coordinator& core, absl::Time now, bool last) {
+    if (call->claimed()) return true;  // the caller has gone
+    const JobMachine* job = core.FindJob(job_id);
+    if (job == nullptr) {
+      call->Answer(absl::NotFoundError(absl::StrCat("job \"", job_id, "\" is not known")));
+      return true;
+    }
+    if (!last && !has_news(*job)) return false;
+    if (call->Claim()) call->Finish(ToGrpc(fill(*job)));
+    return true;
+  };
+  const absl::Status posted =
+      engine->Watch(job_id, std::clamp(wait, absl::ZeroDuration(), kMaxWatch), attempt);
+  if (!posted.ok()) call->Answer(posted);
+}
+
+inline constexpr int kMaxPage = 1'000;  // entries of one answer
+inline size_t PageSize(int32_t limit) {
+  return limit <= 0 || limit > kMaxPage ? kMaxPage : static_cast<size_t>(limit);
+}
+
+}  // namespace muster
