@@ -58,7 +58,8 @@ float LoadWhole(const std::string& root, int64_t& iteration) {
 }
 
 // Returns false when the save ended before its operation number `at`.
-bool TryOne(const Scenario& scenario, CrashingFileOps::Mode mode, bool lose_unsynced, int at) {
+bool TryOne(const Scenario& scenario, CrashingFileOps::Mode mode,
+            std::optional<uint32_t> lose_unsynced, int at) {
   TestRoot root;
   EXPECT_TRUE(Save(root.path(), scenario, scenario.old_iteration, 1.0f, 1, nullptr).ok());
   CrashingFileOps files(mode, at);
@@ -67,7 +68,7 @@ bool TryOne(const Scenario& scenario, CrashingFileOps::Mode mode, bool lose_unsy
     EXPECT_TRUE(status.ok()) << status;
     return false;
   }
-  if (lose_unsynced) files.LoseUnsynced();
+  if (lose_unsynced.has_value()) files.LoseUnsynced(*lose_unsynced);
 
   int64_t iteration = 0;
   const float value = LoadWhole(root.path(), iteration);
@@ -90,7 +91,8 @@ bool TryOne(const Scenario& scenario, CrashingFileOps::Mode mode, bool lose_unsy
   return true;
 }
 
-void TryAll(CrashingFileOps::Mode mode, bool lose_unsynced) {
+// lose_unsynced: a seed; nullopt: everything reached the disk.
+void TryAll(CrashingFileOps::Mode mode, std::optional<uint32_t> lose_unsynced) {
   for (const Scenario& scenario : kScenarios) {
     int at = 0;
     while (true) {
@@ -104,14 +106,23 @@ void TryAll(CrashingFileOps::Mode mode, bool lose_unsynced) {
 }
 
 TEST(CheckpointCrashTest, CrashWithEverythingOnDisk) {
-  TryAll(CrashingFileOps::Mode::kCrash, false);
+  TryAll(CrashingFileOps::Mode::kCrash, std::nullopt);
 }
 
-TEST(CheckpointCrashTest, CrashThatLosesWhatWasNotSynced) {
-  TryAll(CrashingFileOps::Mode::kCrash, true);
+TEST(CheckpointCrashTest, CrashThatLosesAllThatWasNotSynced) {
+  TryAll(CrashingFileOps::Mode::kCrash, 0);
 }
 
-TEST(CheckpointCrashTest, OneFailedOperation) { TryAll(CrashingFileOps::Mode::kFailOnce, false); }
+TEST(CheckpointCrashTest, CrashThatLosesSomeOfWhatWasNotSynced) {
+  for (uint32_t seed = 1; seed <= 2; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    TryAll(CrashingFileOps::Mode::kCrash, seed);
+  }
+}
+
+TEST(CheckpointCrashTest, OneFailedOperation) {
+  TryAll(CrashingFileOps::Mode::kFailOnce, std::nullopt);
+}
 
 }  // namespace
 }  // namespace muster

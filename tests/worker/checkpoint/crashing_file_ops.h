@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -46,13 +47,11 @@ class CrashingFileOps final : public FileOps {
     Pending pending{.from = from, .to = to};
     if (std::filesystem::is_regular_file(to)) pending.overwritten = *ReadWholeFile(to);
     RETURN_IF_ERROR(Real().Rename(from, to));
-    pending_.push_back(std::move(pending));
     std::map<std::string, int64_t> moved;
-    for (const auto& [path, bytes] : synced_bytes_) {
-      const bool inside = path == from || absl::StartsWith(path, from + "/");
-      moved[inside ? to + path.substr(from.size()) : path] = bytes;
-    }
+    for (const auto& [path, bytes] : synced_bytes_) moved[Moved(path, from, to)] = bytes;
     synced_bytes_ = std::move(moved);
+    for (Pending& earlier : pending_) earlier.to = Moved(earlier.to, from, to);
+    pending_.push_back(std::move(pending));
     return absl::OkStatus();
   }
   absl::Status RemoveAll(const std::string& path) override {
@@ -65,20 +64,16 @@ class CrashingFileOps final : public FileOps {
     return absl::OkStatus();
   }
 
-  void LoseUnsynced() {
+  // Names that were not synced are lost, all with seed 0, else half of them, chosen by the seed.
+  void LoseUnsynced(uint32_t seed) {
     for (const auto& [path, bytes] : synced_bytes_) {
       if (bytes >= 0 && std::filesystem::exists(path)) std::filesystem::resize_file(path, bytes);
     }
-    for (auto p = pending_.rbegin(); p != pending_.rend(); ++p) {
-      if (!p->from.has_value()) {
-        std::filesystem::remove_all(p->to);
-      } else if (std::filesystem::exists(p->to)) {
-        std::filesystem::rename(p->to, *p->from);
-      }
-      if (p->overwritten.has_value()) {
-        auto file = Real().Create(p->to);
-        (void)(*file)->Append(*p->overwritten);
-      }
+    std::mt19937 random(seed);
+    while (!pending_.empty()) {
+      const Pending last = std::move(pending_.back());
+      pending_.pop_back();
+      if (seed == 0 || random() % 2 == 0) Undo(last);
     }
   }
 
@@ -89,6 +84,27 @@ class CrashingFileOps final : public FileOps {
     std::optional<std::string> overwritten;
   };
   static constexpr int64_t kAllSynced = -1;
+
+  // Where `path` is once `from` is named `to`.
+  static std::string Moved(const std::string& path, const std::string& from,
+                           const std::string& to) {
+    const bool inside = path == from || absl::StartsWith(path, from + "/");
+    return inside ? to + path.substr(from.size()) : path;
+  }
+
+  void Undo(const Pending& last) {
+    if (!std::filesystem::exists(last.to)) return;
+    if (!last.from.has_value()) {
+      std::filesystem::remove_all(last.to);
+      return;
+    }
+    if (std::filesystem::exists(*last.from)) return;  // taken again since
+    std::filesystem::rename(last.to, *last.from);
+    for (Pending& earlier : pending_) earlier.to = Moved(earlier.to, last.to, *last.from);
+    if (!last.overwritten.has_value()) return;
+    auto file = Real().Create(last.to);
+    (void)(*file)->Append(*last.overwritten);
+  }
 
   class File final : public WritableFile {
    public:
