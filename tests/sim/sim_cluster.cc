@@ -1,0 +1,583 @@
+#include "tests/sim/sim_cluster.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "tests/coordinator/core/test_spec.h"
+
+namespace muster {
+
+struct SimCluster::Trainer {
+  AssignmentRef assignment;
+  bool training = false, done = false, failed = false;
+};
+
+// One life after the other of an agent process on one node.
+struct SimCluster::Agent {
+  std::string node;
+  int num_slots = 1;
+  int life = 0;
+  bool up = false;
+  absl::Time cut_off_until;       // nothing passes either way
+  StreamId stream = 0;            // 0: none
+  absl::Time last_up, last_down;  // a stream keeps its order
+  int64_t beats = 0, sequence = 0, acknowledged = 0;
+  std::map<int64_t, std::vector<TrainerReport>> unacknowledged;
+  std::map<std::string, Trainer> trainers;  // by worker
+  std::set<std::string> seen;               // assignments of this life
+  std::string Incarnation() const { return absl::StrCat("incarnation-", node, "-", life); }
+  std::string Worker(int slot) const { return absl::StrCat(node, "/", slot); }
+};
+
+// What the trainers of one epoch share: they step together, as their collectives make them.
+struct SimCluster::World {
+  int world_size = 0, train_iters = 0;
+  std::map<int, std::pair<int, std::string>> place;  // rank -> agent, worker
+  std::map<int, std::set<int64_t>> directives;       // rank -> numbers received
+  std::map<int64_t, Directive::Kind> kinds;
+  int64_t iteration = 0, applied = 0;
+  bool over = false;
+  std::set<int> faulted;  // ranks that a fault of this simulation has hit
+};
+
+namespace {
+
+std::string Key(const AssignmentRef& assignment) {
+  return absl::StrCat(assignment.worker, " ", assignment.job_id, " ", assignment.epoch);
+}
+
+}  // namespace
+
+SimCluster::SimCluster(const SimOptions& options) : options_(options), random_(options.seed) {
+  CoordinatorOptions core;
+  core.jobs.stop_limit = absl::Seconds(10);
+  core.jobs.checkpoint_and_stop_limit = absl::Seconds(20);
+  core.jobs.forming_limit = absl::Seconds(20);
+  core.jobs.done_limit = absl::Seconds(20);
+  core_ = std::make_unique<Coordinator>(core);
+  for (int i = 0; i < options.num_agents; ++i) {
+    auto agent = std::make_unique<Agent>();
+    agent->node = absl::StrCat("n", i);
+    agent->num_slots = 1 + Pick(2);
+    agents_.push_back(std::move(agent));
+  }
+}
+
+SimCluster::~SimCluster() = default;
+
+void SimCluster::At(absl::Duration delay, std::function<void()> action) {
+  timeline_.push({now_ + delay, next_order_++, std::move(action)});
+}
+bool SimCluster::Chance(double probability) { return random_() < probability * 4294967296.0; }
+int SimCluster::Pick(int below) { return static_cast<int>(random_() % below); }
+absl::Duration SimCluster::Delay() {
+  return absl::Milliseconds(Chance(0.05) ? 50 + Pick(200) : 1 + Pick(10));
+}
+
+std::vector<std::string> SimCluster::Run() {
+  for (int i = 0; i < options_.num_agents; ++i)
+    At(absl::Milliseconds(Pick(3000)), [=, this] { Boot(i); });
+  for (int i = 0; i < options_.num_jobs; ++i) {
+    At(absl::Milliseconds(Pick(40'000)), [this] { SubmitSome(); });
+  }
+  std::function<void()> tick = [&] {
+    CarryOut(core_->Tick(now_));
+    Check();
+    At(absl::Milliseconds(100), tick);
+  };
+  std::function<void()> fault = [&] {
+    if (calm_) return;
+    CauseFault();
+    At(absl::Milliseconds(500 + Pick(6000)), fault);
+  };
+  std::function<void()> meddle = [&] {
+    if (calm_) return;
+    MeddleSome();
+    At(absl::Milliseconds(500 + Pick(8000)), meddle);
+  };
+  At(absl::ZeroDuration(), tick);
+  At(absl::Seconds(2), fault);
+  At(absl::Seconds(3), meddle);
+  At(options_.faults, [this] {
+    calm_ = true;
+    for (size_t i = 0; i < agents_.size(); ++i) {
+      agents_[i]->cut_off_until = now_;
+      if (!agents_[i]->up) Boot(static_cast<int>(i));
+    }
+  });
+  while (!timeline_.empty() && wrong_.empty()) {
+    Timed next = timeline_.top();
+    if (next.time > start_ + options_.faults + options_.calm) break;
+    timeline_.pop();
+    now_ = next.time;
+    next.action();
+  }
+  if (wrong_.empty()) Judge();
+  tally_.stale_reports = core_->num_stale_reports();
+  return wrong_;
+}
+
+// ---- the coordinator
+
+Outcome SimCluster::Deliver(const Event& event) {
+  ++tally_.events;
+  Outcome outcome = core_->Handle(event, now_);
+  Check();
+  CarryOut(outcome.actions);
+  return outcome;
+}
+
+void SimCluster::Check() {
+  for (const std::string& fault : checker_.Check(*core_)) {
+    wrong_.push_back(absl::StrCat(absl::FormatDuration(now_ - start_), ": ", fault));
+  }
+}
+
+void SimCluster::CarryOut(const std::vector<Action>& actions) {
+  for (const Action& action : actions) {
+    if (const auto* send = std::get_if<SendToAgent>(&action)) {
+      const int i = stream_agent_.at(send->stream);
+      Agent& agent = *agents_[i];
+      const absl::Time arrival = std::max(now_ + Delay(), agent.last_down);
+      agent.last_down = arrival;
+      At(arrival - now_, [this, i, stream = send->stream, message = send->message] {
+        if (agents_[i]->stream == stream && now_ >= agents_[i]->cut_off_until) {
+          OnMessage(i, stream, message);
+        } else if (agents_[i]->stream == stream) {
+          BreakStream(i, /*coordinator_learns=*/false);  // TCP gives up: nothing may be missing
+        }
+      });
+    } else if (const auto* end = std::get_if<EndStream>(&action)) {
+      const int i = stream_agent_.at(end->stream);
+      At(Delay(), [this, i, stream = end->stream] {
+        if (agents_[i]->stream == stream) BreakStream(i, false);
+      });
+    }
+  }
+}
+
+// ---- agents
+
+void SimCluster::Boot(int i) {
+  Agent& agent = *agents_[i];
+  if (agent.up) return;
+  const std::string node = agent.node;
+  const int slots = agent.num_slots, life = agent.life + 1;
+  agent = Agent{.node = node, .num_slots = slots, .life = life, .up = true};
+  Register(i, life);
+  At(absl::Milliseconds(500), [=, this] { Beat(i, life); });
+}
+
+void SimCluster::Register(int i, int life) {
+  At(Delay(), [=, this] {
+    Agent& agent = *agents_[i];
+    if (agent.life != life || !agent.up) return;
+    if (now_ < agent.cut_off_until) return Register(i, life);
+    RegisterAgent request{.incarnation = agent.Incarnation(),
+                          .node = agent.node,
+                          .address = agent.node,
+                          .num_cpus = 2};
+    for (int s = 0; s < agent.num_slots; ++s) {
+      request.workers.push_back({agent.Worker(s), "cpu", DeviceKind::kCpu, s});
+    }
+    const Outcome outcome = Deliver(request);
+    if (Chance(0.2)) Deliver(request);  // repeated
+    if (outcome.status.ok()) {
+      Connect(i);
+    } else if (outcome.status.code() == absl::StatusCode::kAborted) {
+      CrashAgent(i);  // this life is over: all trainers end, then a new one begins
+      Boot(i);
+    } else {
+      At(absl::Milliseconds(200), [=, this] { Register(i, life); });
+    }
+  });
+}
+
+void SimCluster::Connect(int i) {
+  Agent& agent = *agents_[i];
+  agent.stream = next_stream_++;
+  stream_agent_[agent.stream] = i;
+  agent.last_up = agent.last_down = now_;
+  ToCoordinator(i, OpenStream{agent.Incarnation(), agent.stream});
+}
+
+void SimCluster::ToCoordinator(int i, Event event) {
+  Agent& agent = *agents_[i];
+  absl::Time arrival = std::max(now_ + Delay(), agent.last_up);
+  // Now and then the order is not kept: what must not happen, and must be noticed.
+  if (Chance(0.01) && !calm_) {
+    arrival += absl::Milliseconds(30);
+  } else {
+    agent.last_up = arrival;
+  }
+  At(arrival - now_, [this, i, stream = agent.stream, event = std::move(event)] {
+    Agent& sender = *agents_[i];
+    if (now_ < sender.cut_off_until) {  // TCP gives up: nothing may be missing in between
+      if (sender.stream == stream) BreakStream(i, /*coordinator_learns=*/false);
+      return;
+    }
+    // What was under way on a broken stream may still arrive, or not.
+    if (sender.stream != stream && Chance(0.7)) return;
+    const Outcome outcome = Deliver(event);
+    if (Chance(0.05) && !std::holds_alternative<OpenStream>(event)) {
+      ++tally_.repeated;
+      Deliver(event);
+    }
+    if (outcome.status.ok() || sender.stream != stream) return;
+    ++tally_.refused;
+    const bool over = std::holds_alternative<OpenStream>(event);
+    BreakStream(i, true);
+    if (over && sender.up) {
+      CrashAgent(i);
+      Boot(i);
+    }
+  });
+}
+
+void SimCluster::BreakStream(int i, bool coordinator_learns) {
+  Agent& agent = *agents_[i];
+  if (agent.stream == 0) return;
+  ++tally_.broken_streams;
+  const StreamId stream = agent.stream;
+  agent.stream = 0;
+  if (coordinator_learns) At(Delay(), [this, stream] { Deliver(CloseStream{stream}); });
+  const int life = agent.life;
+  At(absl::Milliseconds(50 + Pick(300)), [this, i, life] {
+    Agent& later = *agents_[i];
+    if (later.up && later.life == life && later.stream == 0) Connect(i);
+  });
+}
+
+void SimCluster::CrashAgent(int i) {
+  Agent& agent = *agents_[i];
+  if (!agent.up) return;
+  for (const auto& [worker, trainer] : agent.trainers) {
+    WorldOf(trainer.assignment.job_id, trainer.assignment.epoch)
+        .faulted.insert(trainer.assignment.rank);
+  }
+  node_fault_[agent.node] = now_;
+  agent.trainers.clear();  // their control sockets are gone
+  agent.up = false;
+  ++tally_.lost_agents;
+  const StreamId stream = agent.stream;
+  agent.stream = 0;
+  if (stream != 0 && Chance(0.7)) At(Delay(), [this, stream] { Deliver(CloseStream{stream}); });
+}
+
+void SimCluster::Beat(int i, int life) {
+  Agent& agent = *agents_[i];
+  if (!agent.up || agent.life != life) return;
+  if (agent.stream != 0) ToCoordinator(i, Heartbeat{agent.stream, ++agent.beats});
+  At(absl::Milliseconds(500), [=, this] { Beat(i, life); });
+}
+
+void SimCluster::Report(int i, const AssignmentRef& from, ReportBody body) {
+  Agent& agent = *agents_[i];
+  const int64_t sequence = ++agent.sequence;
+  agent.unacknowledged[sequence] = {{from, std::move(body)}};
+  if (agent.stream != 0) {
+    ToCoordinator(i, ReportBatch{agent.stream, sequence, agent.unacknowledged[sequence]});
+  }
+}
+
+void SimCluster::SendUnacknowledged(int i) {
+  Agent& agent = *agents_[i];
+  for (const auto& [sequence, reports] : agent.unacknowledged) {
+    ToCoordinator(i, ReportBatch{agent.stream, sequence, reports});
+  }
+}
+
+void SimCluster::OnMessage(int i, StreamId stream, const AgentMessage& message) {
+  Agent& agent = *agents_[i];
+  if (const auto* welcome = std::get_if<WelcomeMessage>(&message)) {
+    std::set<std::string> listed;
+    for (const AssignmentRef& held : welcome->running) listed.insert(Key(held));
+    std::vector<std::string> unlisted;
+    for (const auto& [worker, trainer] : agent.trainers) {
+      if (!listed.contains(Key(trainer.assignment))) unlisted.push_back(worker);
+    }
+    for (const std::string& worker : unlisted) KillTrainer(i, worker, 15);
+    std::erase_if(agent.unacknowledged,
+                  [&](const auto& entry) { return entry.first <= welcome->reports_through; });
+    SendUnacknowledged(i);
+  } else if (const auto* launch = std::get_if<LaunchMessage>(&message)) {
+    Launch(i, *launch);
+  } else if (const auto* id = std::get_if<UniqueIdBroadcast>(&message)) {
+    for (auto& [worker, trainer] : agent.trainers) {
+      if (trainer.assignment.job_id != id->job_id || trainer.assignment.epoch != id->epoch ||
+          trainer.training) {
+        continue;
+      }
+      trainer.training = true;
+      Report(i, trainer.assignment, PhaseMessage{id->epoch, "training", ""});
+    }
+  } else if (const auto* directive = std::get_if<DirectiveBroadcast>(&message)) {
+    World& world = WorldOf(directive->job_id, directive->epoch);
+    world.kinds[directive->directive.number] = directive->directive.kind;
+    for (const auto& [worker, trainer] : agent.trainers) {
+      if (trainer.assignment.job_id == directive->job_id &&
+          trainer.assignment.epoch == directive->epoch) {
+        world.directives[trainer.assignment.rank].insert(directive->directive.number);
+      }
+    }
+  } else if (const auto* abort = std::get_if<AbortBroadcast>(&message)) {
+    WorldOf(abort->job_id, abort->epoch).over = true;
+  } else if (const auto* stop = std::get_if<StopTrainerMessage>(&message)) {
+    const auto found = agent.trainers.find(stop->worker);
+    if (found != agent.trainers.end() && found->second.assignment.job_id == stop->job_id &&
+        found->second.assignment.epoch == stop->epoch) {
+      const int life = agent.life;
+      const AssignmentRef assignment = found->second.assignment;
+      At(absl::Milliseconds(Pick(1000)), [=, this] {
+        Agent& later = *agents_[i];
+        const auto still = later.trainers.find(assignment.worker);
+        if (later.life == life && still != later.trainers.end() &&
+            still->second.assignment == assignment) {
+          KillTrainer(i, assignment.worker, 15);
+        }
+      });
+    } else {
+      for (const auto& held : core_->FindJob(stop->job_id)->ranks()) {
+        if (held.worker != stop->worker) continue;
+        const int rank = static_cast<int>(&held - core_->FindJob(stop->job_id)->ranks().data());
+        const AssignmentRef unknown{stop->worker, stop->job_id, stop->epoch, rank};
+        if (!agent.seen.insert(Key(unknown)).second) break;  // its end was reported
+        Report(i, unknown, ExitedReport{.launch_error = "stopped before it was launched"});
+      }
+    }
+  } else if (const auto* ack = std::get_if<AckMessage>(&message)) {
+    std::erase_if(agent.unacknowledged,
+                  [&](const auto& entry) { return entry.first <= ack->through; });
+  }
+}
+
+// ---- trainers
+
+SimCluster::World& SimCluster::WorldOf(const std::string& job_id, int64_t epoch) {
+  auto& world = worlds_[{job_id, epoch}];
+  if (world == nullptr) world = std::make_unique<World>();
+  return *world;
+}
+
+void SimCluster::Launch(int i, const LaunchMessage& launch) {
+  Agent& agent = *agents_[i];
+  World& world = WorldOf(launch.job_id, launch.epoch);
+  if (world.world_size == 0) {
+    world.world_size = launch.world_size;
+    world.train_iters = static_cast<int>(*ParseJobSpec(launch.spec_json).spec.training.train_iters);
+    world.applied = launch.directives_through;
+    At(absl::Milliseconds(100),
+       [this, job = launch.job_id, epoch = launch.epoch] { StepWorld(job, epoch); });
+  }
+  for (const LaunchMessage::Assignment& assignment : launch.assignments) {
+    const AssignmentRef from{assignment.worker, launch.job_id, launch.epoch, assignment.rank};
+    if (!agent.seen.insert(Key(from)).second) continue;  // delivered before
+    if (agent.trainers.contains(assignment.worker)) {
+      wrong_.push_back(absl::StrCat(assignment.worker, " was given ", launch.job_id,
+                                    " while it runs ",
+                                    agent.trainers[assignment.worker].assignment.job_id));
+      return;
+    }
+    agent.trainers[assignment.worker] = {.assignment = from};
+    world.place[assignment.rank] = {i, assignment.worker};
+    if (Chance(0.01) && !calm_) {
+      world.faulted.insert(assignment.rank);
+      agent.trainers.erase(assignment.worker);
+      Report(i, from, ExitedReport{.launch_error = "no memory"});
+      continue;
+    }
+    Report(i, from, PhaseMessage{launch.epoch, "loading", ""});
+    if (assignment.rank == 0) Report(i, from, PublishUniqueIdMessage{launch.epoch, "id"});
+  }
+}
+
+void SimCluster::KillTrainer(int i, const std::string& worker, int signal) {
+  Agent& agent = *agents_[i];
+  const auto found = agent.trainers.find(worker);
+  if (found == agent.trainers.end()) return;
+  const AssignmentRef from = found->second.assignment;
+  agent.trainers.erase(found);
+  Report(i, from, ExitedReport{.signal = signal});
+}
+
+void SimCluster::StepWorld(const std::string& job_id, int64_t epoch) {
+  World& world = WorldOf(job_id, epoch);
+  std::vector<std::pair<int, Trainer*>> here;  // agent, trainer
+  for (const auto& [rank, place] : world.place) {
+    Agent& agent = *agents_[place.first];
+    const auto found = agent.trainers.find(place.second);
+    if (found == agent.trainers.end() || found->second.assignment.job_id != job_id ||
+        found->second.assignment.epoch != epoch) {
+      continue;
+    }
+    here.emplace_back(place.first, &found->second);
+  }
+  const bool some_have_died = here.size() < world.place.size();
+  if (world.over || (here.empty() && !world.place.empty())) return;
+  const bool all_train =
+      static_cast<int>(here.size()) == world.world_size &&
+      std::all_of(here.begin(), here.end(), [](const auto& h) { return h.second->training; });
+  if (some_have_died) {  // the collectives of the others fail
+    for (auto& [i, trainer] : here) {
+      if (trainer->failed || trainer->done || !trainer->training) continue;
+      trainer->failed = true;
+      Report(i, trainer->assignment, FailedMessage{epoch, "all-reduce: connection closed", true});
+    }
+  } else if (all_train) {
+    ++world.iteration;
+    // The agreement: what every rank holds without a gap is applied at this step.
+    int64_t held = INT64_MAX;
+    for (int rank = 0; rank < world.world_size; ++rank) {
+      int64_t through = world.applied;
+      while (world.directives[rank].contains(through + 1)) ++through;
+      held = std::min(held, through);
+    }
+    bool stop = world.iteration >= world.train_iters;
+    for (; world.applied < held; ++world.applied) {
+      const Directive::Kind kind = world.kinds.at(world.applied + 1);
+      stop |= kind == Directive::Kind::kStop || kind == Directive::Kind::kCheckpointAndStop;
+    }
+    const auto& [reporter, last] = here.back();
+    StepMessage step;
+    step.iteration = world.iteration;
+    step.consumed_samples = world.iteration;
+    step.lm_loss = 1.0;
+    step.applied_directive = world.applied;
+    Report(reporter, last->assignment, step);
+    if (stop) {
+      world.over = true;
+      for (auto& [i, trainer] : here) {
+        trainer->done = true;
+        Report(i, trainer->assignment, DoneMessage{epoch, 0, "stopped or trained"});
+      }
+      return;
+    }
+  }
+  At(absl::Milliseconds(50 + Pick(300)), [=, this] { StepWorld(job_id, epoch); });
+}
+
+// ---- people
+
+void SimCluster::SubmitSome() {
+  int num_workers = 0;
+  for (const auto& agent : agents_) num_workers += agent->num_slots;
+  const SubmitJob submit{
+      .spec_json = TestSpec({.world_size = 1 + Pick(std::max(1, num_workers / 2)),
+                             .spares = Chance(0.2) ? 1 : 0,
+                             .priority = Pick(3),
+                             .save = Chance(0.5) ? "/ckpt" : "",
+                             .train_iters = 5 + Pick(40)}),
+      .idempotency_key = absl::StrCat("key-", job_ids_.size())};
+  const auto first = std::get<SubmitReply>(Deliver(submit).reply);
+  if (first.job_id.empty()) {
+    wrong_.push_back(absl::StrCat("spec refused: ", first.problems.at(0).ToString()));
+    return;
+  }
+  if (Chance(0.5) && std::get<SubmitReply>(Deliver(submit).reply).job_id != first.job_id) {
+    wrong_.push_back("a repeated submission made a second job");
+  }
+  job_ids_.push_back(first.job_id);
+}
+
+void SimCluster::MeddleSome() {
+  if (job_ids_.empty()) return;
+  const std::string job = job_ids_[Pick(static_cast<int>(job_ids_.size()))];
+  switch (Pick(6)) {
+    case 0:
+      Deliver(CancelJob{.job_id = job, .mode = static_cast<CancelMode>(Pick(3))});
+      break;
+    case 1:
+      Deliver(RequestDirective{.job_id = job, .kind = Directive::Kind::kEvaluate});
+      break;
+    case 2:
+      Deliver(RequestDirective{.job_id = job, .kind = Directive::Kind::kCheckpoint});
+      break;
+    case 3: {
+      const int i = Pick(options_.num_agents);
+      Deliver(DrainWorker{.worker = agents_[i]->Worker(0), .undo = false});
+      At(absl::Seconds(3), [this, i] { Deliver(DrainWorker{agents_[i]->Worker(0), true}); });
+      break;
+    }
+    default: {
+      const int64_t epoch = Pick(3);
+      const auto outcome = Deliver(SetKey{.job_id = job, .epoch = epoch, .key = "k"});
+      if (outcome.status.ok() && core_->rendezvous().epoch(job) != epoch) {
+        wrong_.push_back("a key of a stale epoch was taken");
+      }
+    }
+  }
+}
+
+void SimCluster::CauseFault() {
+  const int i = Pick(options_.num_agents);
+  Agent& agent = *agents_[i];
+  switch (Pick(5)) {
+    case 0:
+    case 1:
+      BreakStream(i, Chance(0.7));
+      break;
+    case 2: {
+      if (agent.trainers.empty()) break;
+      auto victim =
+          std::next(agent.trainers.begin(), Pick(static_cast<int>(agent.trainers.size())));
+      const AssignmentRef from = victim->second.assignment;
+      WorldOf(from.job_id, from.epoch).faulted.insert(from.rank);
+      KillTrainer(i, victim->first, Chance(0.5) ? 9 : 11);
+      break;
+    }
+    case 3:
+      CrashAgent(i);
+      At(absl::Milliseconds(100 + Pick(8000)), [=, this] { Boot(i); });
+      break;
+    case 4: {
+      agent.cut_off_until = now_ + absl::Milliseconds(200 + Pick(3000));
+      node_fault_[agent.node] = agent.cut_off_until;
+      break;
+    }
+  }
+}
+
+void SimCluster::Judge() {
+  for (const auto& [sequence, job] : core_->jobs()) {
+    const auto bad = [&](const std::string& what) {
+      wrong_.push_back(absl::StrCat(job->job_id(), " (", JobStateName(job->state()), ", ",
+                                    job->reason(), "): ", what));
+    };
+    if (!job->ended()) bad(absl::StrCat("did not end; ", job->Progress()));
+    if (job->ended() && !job->released()) bad("holds workers");
+    tally_.completed += job->state() == JobState::kCompleted;
+    tally_.failed += job->state() == JobState::kFailed;
+    tally_.cancelled += job->state() == JobState::kCancelled;
+    if (job->state() == JobState::kCompleted) {
+      // Every step once and in order, whatever was repeated on the way.
+      int64_t iteration = 0;
+      for (const auto& entry : job->history().steps().entries()) {
+        if (entry.value.step.iteration != ++iteration) bad("a step is missing");
+      }
+      if (iteration != job->train_iters()) bad(absl::StrCat("has ", iteration, " steps"));
+    }
+    if (job->state() == JobState::kFailed) {
+      // The cause is a rank that something happened to, not one that only noticed.
+      const World& world = WorldOf(job->job_id(), job->epoch());
+      const FailureCause& cause = *job->cause();
+      const auto fault = node_fault_.find(cause.node);
+      const bool node_hit =
+          fault != node_fault_.end() && fault->second > cause.time - absl::Seconds(10);
+      if (!world.faulted.contains(cause.rank.value_or(-1)) && !node_hit) {
+        bad("blames a healthy rank");
+      }
+    }
+  }
+  for (const auto& [name, worker] : core_->membership().workers()) {
+    if (!core_->membership().IsIdle(worker)) wrong_.push_back(absl::StrCat(name, " is not idle"));
+  }
+  for (const auto& agent : agents_) {
+    if (!agent->trainers.empty()) wrong_.push_back(absl::StrCat(agent->node, " runs a trainer"));
+    if (!agent->unacknowledged.empty()) {
+      wrong_.push_back(absl::StrCat(agent->node, " holds reports that nobody took"));
+    }
+  }
+}
+
+}  // namespace muster
