@@ -26,6 +26,7 @@ struct SimCluster::Agent {
   std::map<int64_t, std::vector<TrainerReport>> unacknowledged;
   std::map<std::string, Trainer> trainers;  // by worker
   std::set<std::string> seen;               // assignments of this life
+  std::vector<AssignmentRef> past;          // of any life; their trainers have ended
   std::string Incarnation() const { return absl::StrCat("incarnation-", node, "-", life); }
   std::string Worker(int slot) const { return absl::StrCat(node, "/", slot); }
 };
@@ -164,7 +165,9 @@ void SimCluster::Boot(int i) {
   if (agent.up) return;
   const std::string node = agent.node;
   const int slots = agent.num_slots, life = agent.life + 1;
+  std::vector<AssignmentRef> past = std::move(agent.past);
   agent = Agent{.node = node, .num_slots = slots, .life = life, .up = true};
+  agent.past = std::move(past);
   Register(i, life);
   At(absl::Milliseconds(500), [=, this] { Beat(i, life); });
 }
@@ -255,6 +258,7 @@ void SimCluster::CrashAgent(int i) {
   for (const auto& [worker, trainer] : agent.trainers) {
     WorldOf(trainer.assignment.job_id, trainer.assignment.epoch)
         .faulted.insert(trainer.assignment.rank);
+    agent.past.push_back(trainer.assignment);
   }
   node_fault_[agent.node] = now_;
   agent.trainers.clear();  // their control sockets are gone
@@ -399,6 +403,7 @@ void SimCluster::KillTrainer(int i, const std::string& worker, int signal) {
   const AssignmentRef from = found->second.assignment;
   agent.trainers.erase(found);
   Report(i, from, ExitedReport{.signal = signal});
+  agent.past.push_back(from);
 }
 
 void SimCluster::StepWorld(const std::string& job_id, int64_t epoch) {
@@ -512,7 +517,13 @@ void SimCluster::MeddleSome() {
 void SimCluster::CauseFault() {
   const int i = Pick(options_.num_agents);
   Agent& agent = *agents_[i];
-  switch (Pick(5)) {
+  switch (Pick(6)) {
+    case 5:  // a confused agent speaks of what is over
+      if (agent.past.empty() || !agent.up) break;
+      Report(
+          i, agent.past[Pick(static_cast<int>(agent.past.size()))],
+          Chance(0.5) ? ReportBody(ExitedReport{.signal = 6}) : ReportBody(DoneMessage{1, 0, "x"}));
+      break;
     case 0:
     case 1:
       BreakStream(i, Chance(0.7));

@@ -56,6 +56,7 @@ TEST(SimTest, SmallClustersKeepTheirPromisesUnderFaults) {
   EXPECT_GT(tally.lost_agents, 0);
   EXPECT_GT(tally.repeated, 0);
   EXPECT_GT(tally.refused, 0);
+  EXPECT_GT(tally.stale_reports, 0);
 }
 
 TEST(SimTest, LargerClustersKeepTheirPromisesUnderFaults) {
