@@ -1,0 +1,157 @@
+#include "cli/client.h"
+
+#include <cstdlib>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "cli/output.h"
+
+namespace muster {
+namespace {
+
+std::string AddressOf(const Invocation& invocation) {
+  if (invocation.Has("--coordinator")) return invocation.Get("--coordinator");
+  const char* address = std::getenv("MUSTER_COORDINATOR");
+  return address != nullptr && *address != '\0' ? address : "127.0.0.1:7700";
+}
+
+}  // namespace
+
+OptionSpec CoordinatorOption() {
+  return {.name = "--coordinator",
+          .value = "HOST:PORT",
+          .help = "the coordinator (default: MUSTER_COORDINATOR, else 127.0.0.1:7700)"};
+}
+
+OptionSpec JsonOption() { return {.name = "--json", .help = "print JSON with stable field names"}; }
+
+Client::Client(std::string address)
+    : address_(std::move(address)),
+      channel_(NewChannel(address_)),
+      jobs_(channel_),
+      training_(channel_),
+      membership_(channel_) {}
+
+Client::Client(const Invocation& invocation) : Client(AddressOf(invocation)) {}
+
+absl::StatusOr<v1::JobStatus> Client::GetJob(const std::string& job_id, int64_t known_version,
+                                             absl::Duration wait, std::string* spec_json) {
+  v1::GetJobRequest request;
+  request.set_job_id(job_id);
+  request.set_known_version(known_version);
+  *request.mutable_wait() = ToProto(wait);
+  auto response = Call(jobs_, &v1::JobService::Stub::GetJob, request, wait);
+  if (!response.ok()) return response.status();
+  if (spec_json != nullptr) *spec_json = response->spec_json();
+  return std::move(*response->mutable_job());
+}
+
+absl::StatusOr<v1::GetMetricsResponse> Client::GetMetrics(const std::string& job_id, int64_t since,
+                                                          absl::Duration wait) {
+  v1::GetMetricsRequest request;
+  request.set_job_id(job_id);
+  request.set_since(since);
+  *request.mutable_wait() = ToProto(wait);
+  return Call(training_, &v1::TrainingService::Stub::GetMetrics, request, wait);
+}
+
+absl::StatusOr<v1::GetEventsResponse> Client::GetEvents(const std::string& job_id, int64_t since,
+                                                        absl::Duration wait) {
+  v1::GetEventsRequest request;
+  request.set_job_id(job_id);
+  request.set_since(since);
+  *request.mutable_wait() = ToProto(wait);
+  return Call(training_, &v1::TrainingService::Stub::GetEvents, request, wait);
+}
+
+absl::StatusOr<v1::ReadLogsResponse> Client::ReadLogs(const std::string& job_id,
+                                                      std::optional<int> rank, int64_t since,
+                                                      absl::Duration wait) {
+  v1::ReadLogsRequest request;
+  request.set_job_id(job_id);
+  if (rank) request.set_rank(*rank);
+  request.set_since(since);
+  *request.mutable_wait() = ToProto(wait);
+  return Call(jobs_, &v1::JobService::Stub::ReadLogs, request, wait);
+}
+
+absl::StatusOr<v1::SubmitJobResponse> Client::SubmitJob(const std::string& spec_json) {
+  v1::SubmitJobRequest request;
+  request.set_spec_json(spec_json);
+  return Call(jobs_, &v1::JobService::Stub::SubmitJob, request);
+}
+
+absl::StatusOr<v1::JobStatus> Client::CancelJob(const std::string& job_id, v1::CancelMode mode,
+                                                const std::string& reason) {
+  v1::CancelJobRequest request;
+  request.set_job_id(job_id);
+  request.set_mode(mode);
+  request.set_reason(reason);
+  auto response = Call(jobs_, &v1::JobService::Stub::CancelJob, request);
+  if (!response.ok()) return response.status();
+  return std::move(*response->mutable_job());
+}
+
+absl::StatusOr<v1::ListJobsResponse> Client::ListJobs() {
+  return Call(jobs_, &v1::JobService::Stub::ListJobs, v1::ListJobsRequest());
+}
+
+absl::StatusOr<v1::GetTopologyResponse> Client::GetTopology(const std::string& job_id) {
+  v1::GetTopologyRequest request;
+  request.set_job_id(job_id);
+  return Call(jobs_, &v1::JobService::Stub::GetTopology, request);
+}
+
+absl::StatusOr<int64_t> Client::RequestCheckpoint(const std::string& job_id,
+                                                  const std::string& reason) {
+  v1::RequestCheckpointRequest request;
+  request.set_job_id(job_id);
+  request.set_reason(reason);
+  auto response = Call(training_, &v1::TrainingService::Stub::RequestCheckpoint, request);
+  if (!response.ok()) return response.status();
+  return response->directive();
+}
+
+absl::StatusOr<int64_t> Client::RequestEvaluation(const std::string& job_id,
+                                                  const std::string& reason) {
+  v1::RequestEvaluationRequest request;
+  request.set_job_id(job_id);
+  request.set_reason(reason);
+  auto response = Call(training_, &v1::TrainingService::Stub::RequestEvaluation, request);
+  if (!response.ok()) return response.status();
+  return response->directive();
+}
+
+absl::StatusOr<v1::ListWorkersResponse> Client::ListWorkers() {
+  return Call(membership_, &v1::MembershipService::Stub::ListWorkers, v1::ListWorkersRequest());
+}
+
+absl::StatusOr<v1::WorkerStatus> Client::DrainWorker(const std::string& worker, bool undo) {
+  v1::DrainWorkerRequest request;
+  request.set_worker(worker);
+  request.set_undo(undo);
+  auto response = Call(membership_, &v1::MembershipService::Stub::DrainWorker, request);
+  if (!response.ok()) return response.status();
+  return std::move(*response->mutable_worker());
+}
+
+int ReportCallError(const absl::Status& status, const Client& client) {
+  switch (status.code()) {
+    case absl::StatusCode::kUnavailable:
+    case absl::StatusCode::kDeadlineExceeded:
+      PrintError(absl::StrCat("no coordinator answers at ", client.address(),
+                              ": start muster-coordinator there, or name its address with "
+                              "--coordinator or MUSTER_COORDINATOR (",
+                              status.message(), ")"));
+      return kExitNoCoordinator;
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kInvalidArgument:
+      PrintError(status.message());
+      return kExitUsage;
+    default:
+      PrintError(status.message());
+      return kExitJobFailed;
+  }
+}
+
+}  // namespace muster

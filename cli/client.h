@@ -1,0 +1,78 @@
+// The CLI's calls to the coordinator. One process, one coordinator; not thread-safe.
+#pragma once
+
+#include <grpcpp/client_context.h>
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "absl/time/time.h"
+#include "cli/command.h"
+#include "common/rpc/channel.h"
+#include "common/rpc/convert.h"
+#include "muster/v1/job.grpc.pb.h"
+#include "muster/v1/membership.grpc.pb.h"
+#include "muster/v1/training.grpc.pb.h"
+
+namespace muster {
+
+// --coordinator, the option of every command that calls.
+OptionSpec CoordinatorOption();
+OptionSpec JsonOption();
+
+class Client {
+ public:
+  explicit Client(std::string address);
+  // --coordinator, else MUSTER_COORDINATOR, else 127.0.0.1:7700.
+  explicit Client(const Invocation& invocation);
+
+  const std::string& address() const { return address_; }
+
+  absl::StatusOr<v1::JobStatus> GetJob(const std::string& job_id, int64_t known_version = 0,
+                                       absl::Duration wait = absl::ZeroDuration(),
+                                       std::string* spec_json = nullptr);
+  absl::StatusOr<v1::GetMetricsResponse> GetMetrics(const std::string& job_id, int64_t since,
+                                                    absl::Duration wait);
+  absl::StatusOr<v1::GetEventsResponse> GetEvents(const std::string& job_id, int64_t since,
+                                                  absl::Duration wait);
+  absl::StatusOr<v1::ReadLogsResponse> ReadLogs(const std::string& job_id, std::optional<int> rank,
+                                                int64_t since, absl::Duration wait);
+  absl::StatusOr<v1::SubmitJobResponse> SubmitJob(const std::string& spec_json);
+  absl::StatusOr<v1::JobStatus> CancelJob(const std::string& job_id, v1::CancelMode mode,
+                                          const std::string& reason);
+  absl::StatusOr<v1::ListJobsResponse> ListJobs();
+  absl::StatusOr<v1::GetTopologyResponse> GetTopology(const std::string& job_id);
+  // The number of the directive.
+  absl::StatusOr<int64_t> RequestCheckpoint(const std::string& job_id, const std::string& reason);
+  absl::StatusOr<int64_t> RequestEvaluation(const std::string& job_id, const std::string& reason);
+  absl::StatusOr<v1::ListWorkersResponse> ListWorkers();
+  absl::StatusOr<v1::WorkerStatus> DrainWorker(const std::string& worker, bool undo);
+
+ private:
+  template <typename Stub, typename Request, typename Response>
+  absl::StatusOr<Response> Call(
+      Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
+      const Request& request, absl::Duration wait = absl::ZeroDuration()) {
+    grpc::ClientContext context;
+    SetDeadline(&context, kDefaultRpcDeadline + wait);
+    Response response;
+    const absl::Status status = FromGrpc((stub.*method)(&context, request, &response));
+    if (!status.ok()) return status;
+    return response;
+  }
+
+  const std::string address_;
+  const std::shared_ptr<grpc::Channel> channel_;
+  v1::JobService::Stub jobs_;
+  v1::TrainingService::Stub training_;
+  v1::MembershipService::Stub membership_;
+};
+
+// Prints one clear line and says what to exit with: 3 when the coordinator can't be reached, 2 when
+// the request names something that is not there, else 1.
+int ReportCallError(const absl::Status& status, const Client& client);
+
+}  // namespace muster

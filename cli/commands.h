@@ -1,0 +1,37 @@
+// Every command of `muster`, one a file.
+#pragma once
+
+#include <vector>
+
+#include "cli/command.h"
+
+namespace muster {
+
+Command LocalCommand();
+Command SubmitCommand();
+Command ListCommand();
+Command StatusCommand();
+Command WatchCommand();
+Command LogsCommand();
+Command CancelCommand();
+Command CheckpointCommand();
+Command EvaluateCommand();
+Command EventsCommand();
+Command MetricsCommand();
+Command WorkersCommand();
+Command DrainCommand();
+Command TopologyCommand();
+Command PlanCommand();
+Command ScheduleCommand();
+Command GenerateCommand();
+Command DataPreprocessCommand();
+Command DataInspectCommand();
+Command VersionCommand();
+
+// In the order of the help text.
+std::vector<Command> AllCommands();
+
+// What main() does with the words after "muster".
+int RunMuster(const std::vector<std::string>& words);
+
+}  // namespace muster

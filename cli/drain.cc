@@ -1,0 +1,42 @@
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "cli/client.h"
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "nlohmann/json.hpp"
+
+namespace muster {
+namespace {
+
+int Drain(const Invocation& invocation) {
+  Client client(invocation);
+  const absl::StatusOr<v1::WorkerStatus> worker =
+      client.DrainWorker(invocation.arguments[0], invocation.Has("--undo"));
+  if (!worker.ok()) return ReportCallError(worker.status(), client);
+  if (invocation.Has("--json")) {
+    PrintJson(ToJson(*worker));
+  } else {
+    std::cout << absl::StrCat(worker->description().name(),
+                              worker->draining() ? " takes no new job" : " takes jobs again",
+                              worker->job_id().empty() ? "" : "; it still runs ", worker->job_id(),
+                              "\n");
+  }
+  return kExitDone;
+}
+
+}  // namespace
+
+Command DrainCommand() {
+  return {.name = "drain",
+          .arguments = "WORKER",
+          .help = "give a worker no new job",
+          .min_arguments = 1,
+          .max_arguments = 1,
+          .options = {{.name = "--undo", .help = "let it take jobs again"},
+                      JsonOption(),
+                      CoordinatorOption()},
+          .run = Drain};
+}
+
+}  // namespace muster

@@ -1,0 +1,34 @@
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "cli/client.h"
+#include "cli/commands.h"
+#include "cli/output.h"
+#include "nlohmann/json.hpp"
+
+namespace muster {
+
+Command EvaluateCommand() {
+  return {.name = "evaluate",
+          .arguments = "JOB",
+          .help = "evaluate at the next step",
+          .min_arguments = 1,
+          .max_arguments = 1,
+          .options = {JsonOption(), CoordinatorOption()},
+          .run = [](const Invocation& invocation) -> int {
+            Client client(invocation);
+            const std::string& job_id = invocation.arguments[0];
+            const absl::StatusOr<int64_t> directive =
+                client.RequestEvaluation(job_id, "requested by muster evaluate");
+            if (!directive.ok()) return ReportCallError(directive.status(), client);
+            if (invocation.Has("--json")) {
+              PrintJsonLine({{"job_id", job_id}, {"directive", *directive}});
+            } else {
+              std::cout << absl::StrCat("directive ", *directive, ": all ranks of ", job_id,
+                                        " evaluate at the same step\n");
+            }
+            return kExitDone;
+          }};
+}
+
+}  // namespace muster

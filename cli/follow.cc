@@ -1,0 +1,93 @@
+#include "cli/follow.h"
+
+#include <sys/ioctl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iostream>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "cli/interrupt.h"
+#include "cli/output.h"
+#include "cli/progress.h"
+#include "common/base/status.h"
+#include "common/runtime/clock.h"
+#include "common/spec/spec_json.h"
+
+namespace muster {
+namespace {
+
+// How long a call waits for news: short enough for ctrl-C.
+constexpr absl::Duration kWait = absl::Milliseconds(200);
+constexpr absl::Duration kRest = absl::Milliseconds(50);
+
+Progress::Options ProgressOptions(const std::string& spec_json) {
+  Progress::Options options;
+  options.terminal = isatty(STDOUT_FILENO) == 1;
+  winsize size;
+  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 20) {
+    options.columns = size.ws_col;
+  }
+  options.log_interval = std::max<int64_t>(1, ParseJobSpec(spec_json).spec.training.log_interval);
+  return options;
+}
+
+}  // namespace
+
+absl::StatusOr<v1::JobStatus> FollowJob(Client* client, const std::string& job_id,
+                                        const FollowOptions& options) {
+  RealClock clock;
+  std::string spec_json;
+  ASSIGN_OR_RETURN(v1::JobStatus job, client->GetJob(job_id, 0, absl::ZeroDuration(), &spec_json));
+  Progress progress(ProgressOptions(spec_json), &std::cout);
+  if (options.progress) progress.OnJob(job, clock.Steady());
+  int64_t since = 0;
+  absl::Duration last_answer = clock.Steady();
+  while (true) {
+    if (options.poll) RETURN_IF_ERROR(options.poll());
+    const bool ended = job.ended();  // before the metrics are asked for: the last ones are there
+    const absl::StatusOr<v1::GetMetricsResponse> metrics =
+        client->GetMetrics(job_id, since, ended ? absl::ZeroDuration() : kWait);
+    absl::StatusOr<v1::JobStatus> newer = metrics.ok() ? client->GetJob(job_id) : metrics.status();
+    if (!newer.ok()) {
+      if (newer.status().code() != absl::StatusCode::kUnavailable &&
+          newer.status().code() != absl::StatusCode::kDeadlineExceeded) {
+        return newer.status();
+      }
+      if (clock.Steady() - last_answer > options.patience) return newer.status();
+      absl::SleepFor(kWait);
+      continue;
+    }
+    last_answer = clock.Steady();
+    job = *std::move(newer);
+    for (const v1::MetricsRecord& record : metrics->records()) {
+      if (options.on_record) options.on_record(record);
+      if (options.progress) progress.OnRecord(job, record, clock.Steady());
+    }
+    since = metrics->next();
+    if (options.progress) progress.OnJob(job, clock.Steady());
+    if (ended && metrics->records().empty()) break;
+    // Steps of a millisecond must not make this loop a load on the machine that trains.
+    if (!ended && !metrics->records().empty()) absl::SleepFor(kRest);
+  }
+  if (options.progress) progress.OnEnd(job);
+  return job;
+}
+
+int WatchJob(Client* client, const std::string& job_id) {
+  CountInterrupts();
+  const absl::StatusOr<v1::JobStatus> job =
+      FollowJob(client, job_id, {.poll = []() -> absl::Status {
+                  if (NumInterrupts() > 0) return absl::CancelledError("interrupted");
+                  return absl::OkStatus();
+                }});
+  if (job.ok()) return job->exit_code();
+  if (NumInterrupts() > 0) {
+    std::cout << absl::StrCat("\n", job_id, " goes on; muster cancel ", job_id, " ends it\n");
+    return kExitInterrupted;
+  }
+  return ReportCallError(job.status(), *client);
+}
+
+}  // namespace muster

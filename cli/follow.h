@@ -1,0 +1,29 @@
+// Follows a job to its end: progress on stdout, every record to whoever wants it.
+#pragma once
+
+#include <functional>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "cli/client.h"
+
+namespace muster {
+
+struct FollowOptions {
+  bool progress = true;  // print it
+  // Every metrics record once, in order.
+  std::function<void(const v1::MetricsRecord&)> on_record;
+  // Called several times a second; an error ends the following with it.
+  std::function<absl::Status()> poll;
+  // The coordinator may be away for so long (it restarts).
+  absl::Duration patience = absl::Seconds(30);
+};
+
+// The job as it ended. Errors: NOT_FOUND, UNAVAILABLE, or poll's.
+absl::StatusOr<v1::JobStatus> FollowJob(Client* client, const std::string& job_id,
+                                        const FollowOptions& options);
+
+// FollowJob with ctrl-C leaving the job alone; returns the exit code.
+int WatchJob(Client* client, const std::string& job_id);
+
+}  // namespace muster
