@@ -444,8 +444,9 @@ void JobMachine::SetState(JobState state, absl::Time now) {
   const bool routine = state == JobState::kEvaluating || state == JobState::kCheckpointing ||
                        (state == JobState::kRunning && iteration_ > 0);
   if (!routine) {
-    AddEvent(now, absl::AsciiStrToLower(JobStateName(state)),
-             reason_.empty() ? absl::StrCat("epoch ", epoch_) : reason_);
+    std::string text = reason_;
+    if (text.empty() && epoch_ > 0) text = absl::StrCat("epoch ", epoch_);
+    AddEvent(now, absl::AsciiStrToLower(JobStateName(state)), text);
   }
   Changed();
 }

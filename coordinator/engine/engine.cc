@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "common/runtime/log.h"
 
 namespace muster {
 namespace {
@@ -131,12 +132,30 @@ void Engine::CarryOut(const std::vector<Action>& actions) {
     if (const auto* send = std::get_if<SendToAgent>(&action)) {
       sink_->Send(send->stream, send->message);
     } else if (const auto* end = std::get_if<EndStream>(&action)) {
+      MUSTER_LOG(kWarning) << "agent stream ended stream=" << end->stream << " reason=\""
+                           << std::string(end->status.message()) << "\"";
       sink_->End(end->stream, end->status);
     } else if (const auto* done = std::get_if<WaitDone>(&action)) {
       sink_->Answer(*done);
     } else if (const auto* changed = std::get_if<JobChanged>(&action)) {
+      LogState(changed->job_id);
       RunWatchers(changed->job_id);
     }
+  }
+}
+
+void Engine::LogState(const std::string& job_id) {
+  const JobMachine* job = core_.FindJob(job_id);
+  if (job == nullptr) return;
+  const auto known = logged_.find(job_id);
+  if (known == logged_.end() ? job->ended() : known->second == job->state()) return;
+  MUSTER_LOG(kInfo) << "job state job=" << job_id << " state=" << JobStateName(job->state())
+                    << " epoch=" << job->epoch() << " iteration=" << job->iteration()
+                    << " reason=\"" << job->reason() << "\"";
+  if (job->ended()) {
+    logged_.erase(job_id);
+  } else {
+    logged_[job_id] = job->state();
   }
 }
 

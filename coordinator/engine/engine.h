@@ -88,6 +88,8 @@ class Engine {
   void HandleOne(Item item);
   void CarryOut(const std::vector<Action>& actions);
   void RunWatchers(const std::string& job_id);
+  // A line for a job whose state has changed.
+  void LogState(const std::string& job_id);
   void ExpireWatchers();
   void RefuseOne(Item item);
   // Wall time that never goes back: the wall clock at the start plus steady time since.
@@ -107,6 +109,7 @@ class Engine {
   // The engine's thread only.
   Coordinator core_;
   std::multimap<std::string, Watcher> watchers_;  // by job
+  std::map<std::string, JobState> logged_;        // jobs that have not ended, as last logged
   std::thread thread_;
 };
 
