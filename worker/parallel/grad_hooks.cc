@@ -17,6 +17,9 @@ class MoveGradHook : public torch::autograd::PostAccumulateGradHook {
     // Weak: the parameter owns the tensor that owns this hook.
     const ParameterPtr parameter = parameter_.lock();
     if (parameter == nullptr || !parameter->main_grad.defined()) return;
+    // The engine calls hooks for undefined gradients too: the parameter's backward function has
+    // accumulated by itself.
+    if (!tensor.grad().defined()) return;
     at::Tensor grad = std::move(tensor.mutable_grad());
     tensor.mutable_grad() = at::Tensor();
     parameter->AccumulateGrad(grad);
