@@ -1,0 +1,135 @@
+// Training speed of one worker: the engine's GPT, gradient buffers and AdamW, without data and
+// control. Driven by run.py, which interleaves it with PyTorch.
+//
+// Usage: bench-train-single MODEL(gpt2|small) BATCH SEQ DTYPE(fp32|bf16) THREADS
+// Then one line a request on standard input: "step N" runs N steps and prints one JSON line with
+// their seconds; end of input ends the program.
+
+#include <chrono>
+#include <cmath>
+#include <cstdint>
+#include <cstdlib>
+#include <ctime>
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/mean.h>
+#include <ATen/ops/randint.h>
+
+#include "common/base/check.h"
+#include "worker/model/gpt.h"
+#include "worker/optim/optimizer.h"
+#include "worker/parallel/ddp.h"
+#include "worker/parallel/parallel_context.h"
+
+namespace muster {
+namespace {
+
+TransformerConfig ConfigNamed(const std::string& name) {
+  TransformerConfig c;
+  c.attention_dropout = c.hidden_dropout = 0;
+  if (name == "gpt2") {
+    c.num_layers = 12;
+    c.hidden_size = 768;
+    c.num_attention_heads = c.num_query_groups = 12;
+    c.padded_vocab_size = 50304;
+    c.max_position_embeddings = 1024;
+  } else {
+    MUSTER_CHECK_MSG(name == "small", name);
+    c.num_layers = 6;
+    c.hidden_size = 384;
+    c.num_attention_heads = c.num_query_groups = 6;
+    c.padded_vocab_size = 256;
+    c.max_position_embeddings = 256;
+  }
+  c.ffn_hidden_size = 4 * c.hidden_size;
+  c.kv_channels = 64;
+  return c;
+}
+
+class Bench {
+ public:
+  Bench(const TransformerConfig& config, int64_t batch, int64_t seq, at::ScalarType dtype)
+      : config_(config), batch_(batch), seq_(seq), parallel_(ParallelContext::SingleProcess()) {
+    auto rng = RngTracker::Create(1234, {}, false, false);
+    MUSTER_CHECK(rng.ok());
+    model_ =
+        std::make_unique<GptModel>(config, GptModel::Placement{.num_layers = config.num_layers},
+                                   TensorParallel{}, *rng, at::kCPU, dtype);
+    auto ddp = DistributedDataParallel::Create({model_->parameters()}, DdpGroups::Of(parallel_),
+                                               {.grad_reduce_in_fp32 = true});
+    MUSTER_CHECK(ddp.ok());
+    ddp_ = *std::move(ddp);
+    auto optimizer = Optimizer::Create(model_->parameters(), GradStatsGroups::Of(parallel_, false),
+                                       {.adam_beta2 = 0.95, .clip_grad = 1.0});
+    MUSTER_CHECK(optimizer.ok());
+    optimizer_ = *std::move(optimizer);
+    for (size_t i = 0; i < optimizer_->param_groups().size(); ++i) {
+      const double wd_mult = optimizer_->param_groups()[i].identity.wd_mult;
+      optimizer_->SetGroupLr(static_cast<int>(i), 3e-4, 0.1 * wd_mult);
+    }
+  }
+
+  double Step() {
+    const at::Tensor data = at::randint(0, config_.padded_vocab_size, {batch_, seq_ + 1},
+                                        generator_, at::TensorOptions().dtype(at::kLong));
+    Batch batch;
+    batch.tokens = data.narrow(1, 0, seq_).contiguous();
+    batch.labels = data.narrow(1, 1, seq_).contiguous();
+    batch.position_ids = at::arange(seq_, at::kLong).expand({batch_, seq_}).contiguous();
+    ddp_->ZeroGradBuffer();
+    const at::Tensor loss = at::mean(model_->Forward(batch, {}));
+    loss.backward();
+    MUSTER_CHECK(ddp_->FinishGradSync(0).ok());
+    auto prepared = optimizer_->PrepareStep();
+    MUSTER_CHECK(prepared.ok());
+    optimizer_->CommitStep(*prepared);
+    return loss.item<double>();
+  }
+
+ private:
+  const TransformerConfig config_;
+  const int64_t batch_, seq_;
+  ParallelContext parallel_;
+  at::Generator generator_ = at::detail::createCPUGenerator(1);
+  std::unique_ptr<GptModel> model_;
+  std::unique_ptr<DistributedDataParallel> ddp_;
+  std::unique_ptr<Optimizer> optimizer_;
+};
+
+}  // namespace
+}  // namespace muster
+
+int main(int argc, char** argv) {
+  if (argc != 6) {
+    std::cerr << "usage: bench-train-single gpt2|small BATCH SEQ fp32|bf16 THREADS\n";
+    return 2;
+  }
+  at::set_num_threads(std::atoi(argv[5]));
+  const at::ScalarType dtype = std::string(argv[4]) == "bf16" ? at::kBFloat16 : at::kFloat;
+  muster::Bench bench(muster::ConfigNamed(argv[1]), std::atoll(argv[2]), std::atoll(argv[3]),
+                      dtype);
+  std::string word;
+  int64_t steps = 0;
+  while (std::cin >> word >> steps) {
+    std::string seconds, cpu_seconds;
+    double loss = 0;
+    for (int64_t i = 0; i < steps; ++i) {
+      const auto start = std::chrono::steady_clock::now();
+      const std::clock_t cpu_start = std::clock();
+      loss = bench.Step();
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+      const double cpu = static_cast<double>(std::clock() - cpu_start) / CLOCKS_PER_SEC;
+      seconds += (i == 0 ? "" : ", ") + std::to_string(took.count());
+      cpu_seconds += (i == 0 ? "" : ", ") + std::to_string(cpu);
+    }
+    std::cout << "{\"seconds\": [" << seconds << "], \"cpu_seconds\": [" << cpu_seconds
+              << "], \"loss\": " << loss << "}" << std::endl;
+  }
+  return 0;
+}
