@@ -1,0 +1,34 @@
+// The JSON parts of a job's checkpoint: what is not a tensor. docs/formats.md lists the fields.
+// Pure.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/schedule/loss_scaler.h"
+#include "common/schedule/lr_schedule.h"
+#include "worker/optim/optimizer.h"
+#include "worker/train/job_state.h"
+
+namespace muster {
+
+struct CommonCheckpointState {
+  std::string spec_json;
+  Progress progress;
+  std::optional<LrScheduleState> lr_schedule;
+  std::optional<LossScalerState> loss_scaler;
+  std::vector<OptimizerGroupState> optimizer_groups;
+};
+
+std::string EncodeCommonState(const CommonCheckpointState& state);
+// DATA_LOSS names the field that is missing or wrong.
+absl::StatusOr<CommonCheckpointState> DecodeCommonState(const std::string& json);
+
+// RNG regions: name -> opaque bytes.
+std::string EncodeRngState(const std::map<std::string, std::string>& regions);
+absl::StatusOr<std::map<std::string, std::string>> DecodeRngState(const std::string& json);
+
+}  // namespace muster

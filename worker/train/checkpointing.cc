@@ -1,0 +1,258 @@
+#include "worker/train/checkpointing.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status.h"
+#include "common/schedule/from_spec.h"
+#include "worker/comm/self_communicator.h"
+#include "worker/train/checkpoint_json.h"
+
+namespace muster {
+namespace {
+
+std::string OptimizerTensorName(const OptimizerStateTensor& tensor) {
+  return absl::StrCat("optimizer.", tensor.kind, ".", tensor.param);
+}
+
+std::vector<NamedTensor> ModelTensors(const JobState& state) {
+  std::vector<NamedTensor> out;
+  for (const ParameterPtr& parameter : state.model->parameters()) {
+    if (parameter->shared) continue;  // the tied copy: the first stage's is the one that is kept
+    NamedTensor tensor{.name = parameter->name,
+                       .data = parameter->data.detach(),
+                       .global_shape = parameter->global_shape,
+                       .global_offset = parameter->global_offset};
+    tensor.allow_dim0_padding = parameter->is_embedding_or_output_parameter;
+    out.push_back(std::move(tensor));
+  }
+  return out;
+}
+
+std::vector<NamedTensor> OptimizerTensors(const JobState& state) {
+  std::map<std::string, const Parameter*> parameters;
+  for (const ParameterPtr& parameter : state.model->parameters())
+    parameters[parameter->name] = parameter.get();
+  std::vector<NamedTensor> out;
+  for (const OptimizerStateTensor& tensor : state.optimizer->StateTensors()) {
+    NamedTensor named{.name = OptimizerTensorName(tensor),
+                      .data = tensor.tensor,
+                      .global_shape = tensor.global_shape,
+                      .global_offset = tensor.global_offset};
+    auto it = parameters.find(tensor.param);
+    named.allow_dim0_padding =
+        it != parameters.end() && it->second->is_embedding_or_output_parameter;
+    out.push_back(std::move(named));
+  }
+  return out;
+}
+
+// Data-parallel replicas hold the same tensors: each writes a part of about equal size.
+void ShareWriting(std::vector<NamedTensor>& tensors, const Communicator& dp_cp) {
+  std::vector<int64_t> load(static_cast<size_t>(dp_cp.size()), 0);
+  for (NamedTensor& tensor : tensors) {
+    const auto lightest = std::min_element(load.begin(), load.end());
+    *lightest += static_cast<int64_t>(tensor.data.nbytes());
+    tensor.write = lightest - load.begin() == dp_cp.rank();
+  }
+}
+
+absl::Status CheckSameModel(const JobSpec& saved, const JobSpec& ours) {
+  auto differs = [](const char* field, const auto& in_checkpoint, const auto& in_spec) {
+    return absl::FailedPreconditionError(absl::StrCat(field, "=", in_spec,
+                                                      ", but the checkpoint was saved with ",
+                                                      in_checkpoint, ": they must be equal"));
+  };
+  const ModelSpec& a = saved.model;
+  const ModelSpec& b = ours.model;
+  if (a.num_layers != b.num_layers) return differs("model.num_layers", a.num_layers, b.num_layers);
+  if (a.hidden_size != b.hidden_size)
+    return differs("model.hidden_size", a.hidden_size, b.hidden_size);
+  if (a.num_attention_heads != b.num_attention_heads) {
+    return differs("model.num_attention_heads", a.num_attention_heads, b.num_attention_heads);
+  }
+  if (a.position_embedding_type != b.position_embedding_type) {
+    return differs("model.position_embedding_type", a.position_embedding_type,
+                   b.position_embedding_type);
+  }
+  if (ours.training.data_parallel_random_init && !saved.training.data_parallel_random_init) {
+    return differs("training.data_parallel_random_init", "false", "true");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<JobSpec> ParseSavedSpec(const std::string& json) {
+  ParsedSpec parsed = ParseJobSpec(json);
+  if (!parsed.problems.empty()) {
+    return absl::DataLossError(
+        absl::StrCat("the checkpoint's spec: ", parsed.problems[0].ToString()));
+  }
+  return std::move(parsed.spec);
+}
+
+// Generators belong to (pipeline, tensor) coordinates; data-parallel replicas share them
+// (reference 11.1).
+absl::Status LoadRng(JobState& state, const LoadedCheckpoint& loaded, const JobSpec& saved) {
+  if (saved.parallel.tensor_model_parallel_size != state.spec.parallel.tensor_model_parallel_size ||
+      saved.parallel.pipeline_model_parallel_size !=
+          state.spec.parallel.pipeline_model_parallel_size) {
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(const RankTopology topology, RankTopology::Create(TopologyOf(saved)));
+  RankCoordinates where = state.parallel.coordinates();
+  const bool same_replicas = saved.resources.world_size == state.spec.resources.world_size;
+  if (!same_replicas) where.dp = where.cp = 0;
+  ASSIGN_OR_RETURN(const std::string rank_json, loaded.RankJson(topology.Rank(where)));
+  ASSIGN_OR_RETURN(auto regions, DecodeRngState(rank_json));
+  if (regions.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(loaded.path, " holds no random states (checkpoint.no_save_rng); set ",
+                     "checkpoint.no_load_rng to go on with those of training.seed"));
+  }
+  return state.rng.LoadState(regions);
+}
+
+LoadOptions LoadOptionsOf(const JobState& state, const std::string& root) {
+  return {.root = root, .ckpt_step = state.spec.checkpoint.ckpt_step, .comm_device = state.device};
+}
+
+// What chooses the checkpoint: its state without tensors. NOT_FOUND: nothing was ever saved there.
+absl::StatusOr<LoadedCheckpoint> LoadBase(const JobState& state, const std::string& root) {
+  std::vector<NamedTensor> nothing;
+  return LoadCheckpoint(LoadOptionsOf(state, root), nothing, state.parallel.world());
+}
+
+absl::StatusOr<LoadedJob> LoadFrom(JobState& state, const std::string& root,
+                                   const LoadedCheckpoint& base, bool weights_only) {
+  const JobSpec& spec = state.spec;
+  Communicator& world = state.parallel.world();
+  LoadOptions options = LoadOptionsOf(state, root);
+  ASSIGN_OR_RETURN(CommonCheckpointState common, DecodeCommonState(base.common_json));
+  ASSIGN_OR_RETURN(const JobSpec saved, ParseSavedSpec(common.spec_json));
+  RETURN_IF_ERROR(Annotate(CheckSameModel(saved, spec), base.path));
+
+  const bool load_optimizer =
+      !weights_only && !spec.checkpoint.no_load_optim && state.optimizer != nullptr;
+  if (load_optimizer && !common.lr_schedule.has_value()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(base.path, " holds no optimizer state (checkpoint.no_save_optim); set ",
+                     "checkpoint.no_load_optim or checkpoint.finetune to begin with a fresh one"));
+  }
+  std::vector<NamedTensor> tensors = ModelTensors(state);
+  if (load_optimizer) {
+    for (NamedTensor& tensor : OptimizerTensors(state)) tensors.push_back(std::move(tensor));
+  }
+  options.ckpt_step = base.iteration;  // the same one, should a newer one appear meanwhile
+  RETURN_IF_ERROR(LoadCheckpoint(options, tensors, world).status());
+
+  if (load_optimizer) {
+    RETURN_IF_ERROR(state.optimizer->LoadGroupStates(common.optimizer_groups));
+    state.optimizer->MainParamsLoaded();
+    RETURN_IF_ERROR(
+        state.lr_schedule->Load(*common.lr_schedule, common.progress.consumed_train_samples));
+    ApplySchedule(*state.lr_schedule, *state.optimizer);
+    if (common.loss_scaler.has_value()) state.loss_scaler->Load(*common.loss_scaler);
+  } else if (state.optimizer != nullptr) {
+    state.optimizer->ReloadMainParams();
+  }
+  LoadedJob job{.path = base.path,
+                .iteration = base.iteration,
+                .weights_only = weights_only,
+                .notes = base.notes};
+  if (weights_only) return job;
+  state.progress = common.progress;
+  const ConsumedSamples consumed =
+      ResumePosition(SampleCountOptionsOf(spec, state.sizes), state.progress.iteration,
+                     state.progress.consumed_train_samples, state.progress.consumed_valid_samples);
+  state.progress.consumed_train_samples = consumed.train;
+  state.progress.consumed_valid_samples = consumed.valid;
+  if (!spec.checkpoint.no_load_rng) RETURN_IF_ERROR(LoadRng(state, base, saved));
+  return job;
+}
+
+}  // namespace
+
+absl::StatusOr<SavedCheckpoint> SaveJob(const JobState& state, int64_t epoch) {
+  const CheckpointSpec& checkpoint = state.spec.checkpoint;
+  if (!checkpoint.save.has_value())
+    return absl::FailedPreconditionError(
+        "checkpoint.save is not set: there is no folder to save to");
+
+  CommonCheckpointState common{.spec_json = JobSpecToJson(state.spec), .progress = state.progress};
+  CheckpointState saved{.iteration = state.progress.iteration, .tensors = ModelTensors(state)};
+  if (state.optimizer != nullptr && !checkpoint.no_save_optim) {
+    for (NamedTensor& tensor : OptimizerTensors(state)) saved.tensors.push_back(std::move(tensor));
+    common.lr_schedule = state.lr_schedule->State();
+    common.loss_scaler = state.loss_scaler->state();
+    common.optimizer_groups = state.optimizer->GroupStates();
+  }
+  ShareWriting(saved.tensors, state.parallel.Group("dp_cp"));
+  saved.common_json = EncodeCommonState(common);
+  saved.rank_json = EncodeRngState(checkpoint.no_save_rng ? std::map<std::string, std::string>()
+                                                          : state.rng.SaveState());
+  return SaveCheckpoint(SaveOptions{.root = *checkpoint.save,
+                                    .epoch = epoch,
+                                    .save_retain_interval = checkpoint.save_retain_interval,
+                                    .keep_last = checkpoint.keep_last,
+                                    .comm_device = state.device},
+                        saved, state.parallel.world());
+}
+
+absl::StatusOr<std::optional<LoadedJob>> LoadJob(JobState& state) {
+  const CheckpointSpec& checkpoint = state.spec.checkpoint;
+  if (checkpoint.load.has_value()) {
+    absl::StatusOr<LoadedCheckpoint> base = LoadBase(state, *checkpoint.load);
+    if (base.ok()) {
+      absl::StatusOr<LoadedJob> job = LoadFrom(state, *checkpoint.load, *base, checkpoint.finetune);
+      if (!job.ok()) return Annotate(job.status(), "checkpoint.load");
+      return std::optional<LoadedJob>(*std::move(job));
+    }
+    // Only an empty folder lets a run start from scratch.
+    if (!absl::IsNotFound(base.status())) return Annotate(base.status(), "checkpoint.load");
+    if (checkpoint.exit_on_missing_checkpoint && !checkpoint.pretrained_checkpoint.has_value()) {
+      return Annotate(base.status(),
+                      "checkpoint.load (checkpoint.exit_on_missing_checkpoint is set)");
+    }
+  }
+  if (checkpoint.pretrained_checkpoint.has_value()) {
+    absl::StatusOr<LoadedCheckpoint> base = LoadBase(state, *checkpoint.pretrained_checkpoint);
+    if (!base.ok()) return Annotate(base.status(), "checkpoint.pretrained_checkpoint");
+    absl::StatusOr<LoadedJob> job =
+        LoadFrom(state, *checkpoint.pretrained_checkpoint, *base, /*weights_only=*/true);
+    if (!job.ok()) return Annotate(job.status(), "checkpoint.pretrained_checkpoint");
+    return std::optional<LoadedJob>(*std::move(job));
+  }
+  return std::optional<LoadedJob>();
+}
+
+absl::StatusOr<JobSpec> SpecOfCheckpoint(const std::string& root,
+                                         std::optional<int64_t> ckpt_step) {
+  CommunicatorPtr self = MakeSelfCommunicator("world", 0);
+  std::vector<NamedTensor> nothing;
+  ASSIGN_OR_RETURN(LoadedCheckpoint base,
+                   LoadCheckpoint({.root = root, .ckpt_step = ckpt_step}, nothing, *self));
+  ASSIGN_OR_RETURN(CommonCheckpointState common, DecodeCommonState(base.common_json));
+  ASSIGN_OR_RETURN(JobSpec spec, ParseSavedSpec(common.spec_json));
+  const std::string order = spec.parallel.order;
+  spec.parallel = ParallelSpec();
+  spec.parallel.order = order;
+  spec.parallel.distributed_backend = "gloo";
+  spec.resources.world_size = 1;
+  spec.model.attention_dropout = spec.model.hidden_dropout = 0;
+  spec.training.skip_train = true;
+  spec.training.global_batch_size.reset();
+  spec.training.rampup_batch_size.reset();
+  return spec;
+}
+
+absl::Status LoadWeights(JobState& state, const std::string& root,
+                         std::optional<int64_t> ckpt_step) {
+  std::vector<NamedTensor> tensors = ModelTensors(state);
+  return LoadCheckpoint({.root = root, .ckpt_step = ckpt_step, .comm_device = state.device},
+                        tensors, state.parallel.world())
+      .status();
+}
+
+}  // namespace muster

@@ -1,0 +1,300 @@
+#include "worker/train/control_client.h"
+
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "absl/strings/escaping.h"
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "common/runtime/log.h"
+
+namespace muster {
+namespace {
+
+// A stuck agent must not make the trainer's memory grow without end: at some 300 bytes a step
+// report this is days of steps.
+constexpr size_t kMaxOutgoing = 200'000;
+// How much longer than the coordinator's own limit a reply may take.
+constexpr absl::Duration kReplySlack = absl::Seconds(10);
+
+class EpochStore final : public RendezvousStore {
+ public:
+  EpochStore(ControlClient* client, int64_t epoch) : client_(client), epoch_(epoch) {}
+
+  absl::Status Set(const std::string& key, const std::string& value) override {
+    StoreRequestMessage request;
+    request.epoch = epoch_;
+    request.op = StoreRequestMessage::Op::kSet;
+    request.key = key;
+    request.value = absl::BytesToHexString(value);
+    request.limit_ms = absl::ToInt64Milliseconds(absl::Seconds(30));
+    return client_->StoreCall(std::move(request), absl::Seconds(30)).status();
+  }
+
+  absl::StatusOr<std::vector<std::pair<std::string, std::string>>> WaitPrefix(
+      const std::string& prefix, int count, absl::Duration limit) override {
+    StoreRequestMessage request;
+    request.epoch = epoch_;
+    request.op = StoreRequestMessage::Op::kWaitPrefix;
+    request.key = prefix;
+    request.count = count;
+    request.limit_ms = absl::ToInt64Milliseconds(limit);
+    auto entries = client_->StoreCall(std::move(request), limit);
+    if (!entries.ok()) return entries.status();
+    for (auto& [key, value] : *entries) value = absl::HexStringToBytes(value);
+    return entries;
+  }
+
+ private:
+  ControlClient* const client_;
+  const int64_t epoch_;
+};
+
+}  // namespace
+
+ControlClient::ControlClient(int fd, std::function<void()> on_end_of_file)
+    : fd_(fd), on_end_of_file_(std::move(on_end_of_file)) {
+  reader_ = std::thread([this] { ReadLoop(); });
+  writer_ = std::thread([this] { WriteLoop(); });
+}
+
+ControlClient::~ControlClient() {
+  Flush(absl::Seconds(1));
+  {
+    MutexLock lock(&mu_);
+    closing_ = true;
+    changed_.NotifyAll();
+  }
+  ::shutdown(fd_, SHUT_RDWR);
+  reader_.join();
+  writer_.join();
+  ::close(fd_);
+}
+
+void ControlClient::Send(TrainerToAgent message) {
+  std::string line = Encode(message);
+  MutexLock lock(&mu_);
+  if (outgoing_.size() >= kMaxOutgoing) {
+    MUSTER_LOG(kError) << "the agent does not read: dropping a report";
+    return;
+  }
+  outgoing_.push_back(std::move(line));
+  changed_.NotifyAll();
+}
+
+std::vector<Directive> ControlClient::TakeDirectives() {
+  MutexLock lock(&mu_);
+  // While an assignment waits, whoever asks still runs the epoch before it: the directives that are
+  // here belong to the new one.
+  if (!assignments_.empty()) return {};
+  return std::exchange(directives_, {});
+}
+
+bool ControlClient::ExitSignalReceived() { return exit_signal_; }
+
+void ControlClient::NoteExitSignal() { exit_signal_ = true; }
+
+std::optional<AssignMessage> ControlClient::WaitForAssignment() {
+  MutexLock lock(&mu_);
+  while (assignments_.empty() && !shutdown_ && !closing_) changed_.Wait(&mu_);
+  if (assignments_.empty()) return std::nullopt;
+  AssignMessage assignment = std::move(assignments_.front());
+  assignments_.pop_front();
+  return assignment;
+}
+
+absl::StatusOr<std::string> ControlClient::WaitForUniqueId(int64_t epoch, absl::Duration limit) {
+  const absl::Time deadline = absl::Now() + limit;
+  MutexLock lock(&mu_);
+  while (epoch_ == epoch && !aborted_ && unique_id_.empty()) {
+    if (!changed_.WaitFor(&mu_, deadline - absl::Now()) && absl::Now() >= deadline) {
+      return absl::DeadlineExceededError(absl::StrCat("no unique ID of epoch ", epoch, " within ",
+                                                      absl::FormatDuration(limit),
+                                                      ": has rank 0's trainer started?"));
+    }
+  }
+  if (epoch_ != epoch || aborted_)
+    return absl::AbortedError(absl::StrCat("epoch ", epoch, " is over: ", abort_reason_));
+  return unique_id_;
+}
+
+std::unique_ptr<RendezvousStore> ControlClient::StoreOf(int64_t epoch) {
+  return std::make_unique<EpochStore>(this, epoch);
+}
+
+void ControlClient::OnAbort(int64_t epoch, std::function<void(const std::string&)> callback) {
+  std::string reason;
+  {
+    MutexLock lock(&mu_);
+    if (epoch == epoch_) {
+      on_abort_ = callback;
+      if (!aborted_) return;
+      reason = abort_reason_;
+    } else {
+      reason = absl::StrCat("epoch ", epoch_, " has begun");
+    }
+  }
+  if (callback) callback(reason);
+}
+
+absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ControlClient::StoreCall(
+    StoreRequestMessage request, absl::Duration limit) {
+  const absl::Time deadline = absl::Now() + limit + kReplySlack;
+  MutexLock lock(&mu_);
+  if (epoch_ != request.epoch || aborted_)
+    return absl::AbortedError(absl::StrCat("epoch ", request.epoch, " is over"));
+  request.request = next_request_++;
+  const int64_t id = request.request;
+  const int64_t epoch = request.epoch;
+  const std::string what =
+      absl::StrCat(request.op == StoreRequestMessage::Op::kSet ? "set " : "wait for ", request.key);
+  pending_[id] = std::nullopt;
+  outgoing_.push_back(Encode(TrainerToAgent(std::move(request))));
+  changed_.NotifyAll();
+  while (!pending_[id].has_value() && epoch_ == epoch && !aborted_ && absl::Now() < deadline) {
+    changed_.WaitFor(&mu_, deadline - absl::Now());
+  }
+  std::optional<StoreReplyMessage> reply = std::move(pending_[id]);
+  pending_.erase(id);
+  if (!reply.has_value()) {
+    if (epoch_ != epoch || aborted_)
+      return absl::AbortedError(absl::StrCat("epoch ", epoch, " is over: ", abort_reason_));
+    return absl::DeadlineExceededError(absl::StrCat("rendezvous: no answer to '", what, "' within ",
+                                                    absl::FormatDuration(limit + kReplySlack)));
+  }
+  if (!reply->ok)
+    return absl::Status(static_cast<absl::StatusCode>(reply->error_code), reply->error);
+  return std::move(reply->entries);
+}
+
+void ControlClient::Flush(absl::Duration limit) {
+  const absl::Time deadline = absl::Now() + limit;
+  MutexLock lock(&mu_);
+  while ((!outgoing_.empty() || writing_) && !closing_ && absl::Now() < deadline)
+    changed_.WaitFor(&mu_, deadline - absl::Now());
+}
+
+void ControlClient::ReadLoop() {
+  std::string buffer;
+  char chunk[1 << 16];
+  while (true) {
+    const ssize_t got = ::read(fd_, chunk, sizeof chunk);
+    if (got < 0 && errno == EINTR) continue;
+    if (got <= 0) break;
+    buffer.append(chunk, static_cast<size_t>(got));
+    size_t start = 0;
+    for (size_t end; (end = buffer.find('\n', start)) != std::string::npos; start = end + 1) {
+      auto message = DecodeAgentToTrainer(absl::string_view(buffer).substr(start, end - start));
+      if (!message.ok()) {
+        MUSTER_LOG(kError) << "dropping a message of the agent: " << message.status().message();
+        continue;
+      }
+      Handle(*std::move(message));
+    }
+    buffer.erase(0, start);
+    if (buffer.size() > kMaxControlLine) {
+      MUSTER_LOG(kError) << "the agent sent a line of over " << kMaxControlLine << " bytes";
+      break;
+    }
+  }
+  {
+    MutexLock lock(&mu_);
+    if (closing_) return;
+  }
+  on_end_of_file_();
+  MutexLock lock(&mu_);
+  shutdown_ = true;
+  changed_.NotifyAll();
+}
+
+void ControlClient::WriteLoop() {
+  while (true) {
+    std::string lines;
+    {
+      MutexLock lock(&mu_);
+      while (outgoing_.empty() && !closing_) changed_.Wait(&mu_);
+      if (outgoing_.empty()) return;
+      while (!outgoing_.empty() && lines.size() < (1 << 16)) {
+        lines += outgoing_.front();
+        outgoing_.pop_front();
+      }
+      writing_ = true;
+    }
+    size_t sent = 0;
+    bool broken = false;
+    while (sent < lines.size() && !broken) {
+      const ssize_t n = ::send(fd_, lines.data() + sent, lines.size() - sent, MSG_NOSIGNAL);
+      if (n > 0) sent += static_cast<size_t>(n);
+      broken = n <= 0 && errno != EINTR;
+    }
+    MutexLock lock(&mu_);
+    writing_ = false;
+    if (broken) outgoing_.clear();  // the reader sees the end of file and ends the process
+    changed_.NotifyAll();
+  }
+}
+
+void ControlClient::EndEpoch(const std::string& reason) {
+  std::function<void(const std::string&)> callback;
+  {
+    MutexLock lock(&mu_);
+    if (aborted_) return;
+    aborted_ = true;
+    abort_reason_ = reason;
+    callback = on_abort_;
+    changed_.NotifyAll();
+  }
+  if (callback) callback(reason);
+}
+
+void ControlClient::Handle(AgentToTrainer message) {
+  if (auto* assign = std::get_if<AssignMessage>(&message)) {
+    {
+      MutexLock lock(&mu_);
+      if (assign->job_id == job_id_ && assign->epoch <= epoch_) return;  // it was overtaken
+    }
+    EndEpoch(absl::StrCat("epoch ", assign->epoch, " begins"));
+    MutexLock lock(&mu_);
+    job_id_ = assign->job_id;
+    epoch_ = assign->epoch;
+    aborted_ = false;
+    abort_reason_.clear();
+    unique_id_.clear();
+    directives_.clear();
+    on_abort_ = nullptr;
+    assignments_.clear();
+    assignments_.push_back(std::move(*assign));
+    changed_.NotifyAll();
+    return;
+  }
+  if (auto* abort = std::get_if<AbortMessage>(&message)) {
+    {
+      MutexLock lock(&mu_);
+      if (abort->epoch != epoch_) return;
+    }
+    EndEpoch(abort->reason);
+    return;
+  }
+  if (auto* shutdown = std::get_if<ShutdownMessage>(&message)) {
+    EndEpoch(absl::StrCat("shutdown: ", shutdown->reason));
+    MutexLock lock(&mu_);
+    shutdown_ = true;
+    changed_.NotifyAll();
+    return;
+  }
+  MutexLock lock(&mu_);
+  if (auto* unique_id = std::get_if<UniqueIdMessage>(&message)) {
+    if (unique_id->epoch == epoch_) unique_id_ = unique_id->id;
+  } else if (auto* directive = std::get_if<DirectiveMessage>(&message)) {
+    if (directive->epoch == epoch_) directives_.push_back(directive->directive);
+  } else if (auto* reply = std::get_if<StoreReplyMessage>(&message)) {
+    if (auto it = pending_.find(reply->request); it != pending_.end())
+      it->second = std::move(*reply);
+  }
+  changed_.NotifyAll();
+}
+
+}  // namespace muster

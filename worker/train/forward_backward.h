@@ -1,0 +1,48 @@
+// Carries out a schedule: forward and backward passes of a step's (or an evaluation's)
+// microbatches, in the order that the list says (reference 4.1, 5.1). Without pipeline stages so
+// far; sends and receives come with them. One thread.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "absl/status/statusor.h"
+#include "common/schedule/pipeline_schedule.h"
+#include "worker/parallel/ddp.h"
+#include "worker/provider/provider.h"
+
+namespace muster {
+
+struct ForwardBackwardOptions {
+  const RankSchedule& schedule;
+  int64_t num_microbatches = 1;
+  ForwardStep& forward_step;
+  ModelChunk& model;
+  DataIterator& data;
+  DistributedDataParallel* ddp = nullptr;  // null: forward only
+  bool calculate_per_token_loss = false;
+  double loss_scale = 1;  // multiplied into the loss before its backward pass
+};
+
+struct ForwardBackwardResult {
+  // Per key of the loss function: [sum, count] summed over microbatches, or [mean of values] for
+  // one-element reports.
+  std::map<std::string, at::Tensor> reported;
+  at::Tensor num_tokens;  // scalar int64: of all microbatches, on this rank
+};
+
+// Errors: of the data iterator (OUT_OF_RANGE: no more data), the forward step, the collectives of
+// the overlap.
+absl::StatusOr<ForwardBackwardResult> RunForwardBackward(const ForwardBackwardOptions& options);
+
+// Sums the [sum, count] reports over dp_cp and divides; leaves one-element reports as they are
+// (reference 5.3).
+absl::StatusOr<std::map<std::string, double>> ReduceReported(
+    const std::map<std::string, at::Tensor>& reported, Communicator& dp_cp);
+
+}  // namespace muster

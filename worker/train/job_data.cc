@@ -1,0 +1,105 @@
+#include "worker/train/job_data.h"
+
+#include <ATen/ATen.h>
+
+#include <limits>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status.h"
+#include "common/schedule/eval_schedule.h"
+#include "common/schedule/from_spec.h"
+#include "worker/data/data_iterator.h"
+
+namespace muster {
+namespace {
+
+// Every rank learns whether all succeeded; the failing ones keep their own message.
+absl::Status AgreeOnStatus(const absl::Status& mine, Communicator& world, c10::Device device,
+                           const char* what) {
+  at::Tensor failed =
+      at::full({1}, mine.ok() ? 0 : 1, at::TensorOptions().dtype(at::kLong).device(device));
+  RETURN_IF_ERROR(world.AllReduce(failed, ReduceOp::kMax)->Wait());
+  if (!mine.ok()) return mine;
+  if (failed.item<int64_t>() != 0)
+    return absl::AbortedError(absl::StrCat(what, " failed on another rank"));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<JobData> JobData::Build(const JobState& state, const ProviderRegistry& providers) {
+  ASSIGN_OR_RETURN(std::shared_ptr<DatasetProvider> provider,
+                   providers.dataset_provider(state.spec.data.dataset_provider));
+  const SampleCounts counts = CountSamples(SampleCountOptionsOf(state.spec, state.sizes));
+  const bool builds = state.parallel.rank() == 0;
+  DatasetRequest request{.spec = state.spec,
+                         .sizes = state.sizes,
+                         .train_samples = counts.train,
+                         .valid_samples = counts.valid,
+                         .test_samples = counts.test,
+                         .build_cache = builds};
+  absl::StatusOr<Datasets> datasets = absl::UnknownError("not built");
+  if (builds) datasets = provider->Build(request);
+  RETURN_IF_ERROR(AgreeOnStatus(builds ? datasets.status() : absl::OkStatus(),
+                                state.parallel.world(), state.device, "building the data sets"));
+  if (!builds) datasets = provider->Build(request);
+  RETURN_IF_ERROR(AgreeOnStatus(datasets.status(), state.parallel.world(), state.device,
+                                "opening the data sets"));
+  return JobData(*std::move(datasets));
+}
+
+absl::StatusOr<std::unique_ptr<DataIterator>> JobData::TrainIterator(const JobState& state) const {
+  if (!has_train()) {
+    return absl::FailedPreconditionError(
+        "data.split leaves no training data: give the first number a share");
+  }
+  return MakeDataIterator(datasets_.train,
+                          {.dataloader_type = state.spec.data.dataloader_type,
+                           .micro_batch_size = state.spec.training.micro_batch_size,
+                           .consumed_samples = state.progress.consumed_train_samples,
+                           .dp_rank = state.parallel.coordinates().dp,
+                           .dp_size = state.sizes.data_parallel_size,
+                           .data_sharding = state.spec.data.data_sharding});
+}
+
+absl::StatusOr<JobData::EvaluationPass> JobData::Evaluation(const JobState& state,
+                                                            const std::string& split) const {
+  const std::shared_ptr<const Dataset>& dataset =
+      split == "valid" ? datasets_.valid : datasets_.test;
+  if (dataset == nullptr) return absl::NotFoundError(absl::StrCat("there is no ", split, " data"));
+  const int64_t micro = state.spec.training.micro_batch_size;
+  const int64_t dp = state.sizes.data_parallel_size;
+  const int dp_rank = state.parallel.coordinates().dp;
+  EvaluationPass pass;
+  if (state.spec.data.full_validation && split == "valid") {
+    pass.eval_iters = std::numeric_limits<int64_t>::max();
+    pass.samples = dataset->size();
+    ASSIGN_OR_RETURN(pass.data, MakeDataIterator(dataset, {.dataloader_type = "full_validation",
+                                                           .micro_batch_size = 1,
+                                                           .dp_rank = dp_rank,
+                                                           .dp_size = dp}));
+    return pass;
+  }
+  const int64_t batch =
+      state.spec.evaluation.eval_global_batch_size.value_or(state.sizes.global_batch_size);
+  ASSIGN_OR_RETURN(pass.num_microbatches, EvalMicrobatches(batch, micro, dp));
+  // A set smaller than asked for is used as far as it goes.
+  pass.eval_iters = std::min(state.spec.evaluation.eval_iters, dataset->size() / batch);
+  if (pass.eval_iters < 1) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the ", split, " data has ", dataset->size(),
+                     " samples, fewer than one evaluation batch of ", batch,
+                     ": raise its share in data.split or lower evaluation.eval_global_batch_size"));
+  }
+  pass.samples = pass.eval_iters * batch;
+  int64_t consumed = split == "valid" ? state.progress.consumed_valid_samples : 0;
+  if (consumed + pass.samples > dataset->size()) consumed = 0;
+  ASSIGN_OR_RETURN(pass.data, MakeDataIterator(dataset, {.dataloader_type = "single",
+                                                         .micro_batch_size = micro,
+                                                         .consumed_samples = consumed,
+                                                         .dp_rank = dp_rank,
+                                                         .dp_size = dp}));
+  return pass;
+}
+
+}  // namespace muster

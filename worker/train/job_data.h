@@ -1,0 +1,41 @@
+// The job's data sets and iterators on this rank (reference 10.5, 12.4). One thread.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "worker/provider/provider.h"
+#include "worker/train/job_state.h"
+
+namespace muster {
+
+class JobData {
+ public:
+  // Rank 0 builds the index caches, then the others map them. Collective: a failure on any rank is
+  // every rank's error.
+  static absl::StatusOr<JobData> Build(const JobState& state, const ProviderRegistry& providers);
+
+  // From the consumed samples on.
+  absl::StatusOr<std::unique_ptr<DataIterator>> TrainIterator(const JobState& state) const;
+
+  // One evaluation's data: "valid" from the consumed position (from the start again where too
+  // little is left), "test" from the start. NOT_FOUND: there is no such data.
+  struct EvaluationPass {
+    std::unique_ptr<DataIterator> data;
+    int64_t eval_iters = 0;
+    int64_t num_microbatches = 1;
+    int64_t samples = 0;  // that it consumes, over all ranks
+  };
+  absl::StatusOr<EvaluationPass> Evaluation(const JobState& state, const std::string& split) const;
+
+  bool has_train() const { return datasets_.train != nullptr; }
+  bool has_valid() const { return datasets_.valid != nullptr; }
+  bool has_test() const { return datasets_.test != nullptr; }
+
+ private:
+  explicit JobData(Datasets datasets) : datasets_(std::move(datasets)) {}
+  Datasets datasets_;
+};
+
+}  // namespace muster

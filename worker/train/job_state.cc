@@ -1,0 +1,111 @@
+#include "worker/train/job_state.h"
+
+#include <ATen/core/Tensor.h>
+
+#include "common/base/status.h"
+#include "common/schedule/from_spec.h"
+#include "common/tokenizer/tokenizer.h"
+
+namespace muster {
+
+at::ScalarType ParamsDtype(const JobSpec& spec) {
+  if (spec.training.bf16) return at::kBFloat16;
+  if (spec.training.fp16) return at::kHalf;
+  if (spec.training.fp64) return at::kDouble;
+  return at::kFloat;
+}
+
+namespace {
+
+DdpOptions DdpOptionsOf(const JobSpec& spec, const ResolvedSpec& sizes) {
+  DdpOptions options;
+  options.overlap_grad_reduce = spec.parallel.overlap_grad_reduce;
+  options.grad_reduce_in_fp32 = sizes.grads_in_fp32;
+  options.average_in_collective = spec.parallel.ddp_average_in_collective;
+  options.calculate_per_token_loss = spec.training.calculate_per_token_loss;
+  options.check_for_nan_in_grad =
+      spec.rerun.check_for_nan_in_loss && !(spec.training.fp16 && !spec.training.loss_scale);
+  options.bucket_size = spec.parallel.ddp_bucket_size;
+  options.num_buckets = spec.parallel.ddp_num_buckets;
+  options.use_distributed_optimizer = spec.parallel.use_distributed_optimizer;
+  return options;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<JobState>> BuildJobState(const JobSpec& spec,
+                                                        const ProviderRegistry& providers,
+                                                        CommunicatorPtr world, c10::Device device) {
+  ASSIGN_OR_RETURN(std::shared_ptr<ModelProvider> model_provider,
+                   providers.model_provider(spec.model.model_provider));
+  ASSIGN_OR_RETURN(std::shared_ptr<ForwardStep> forward_step,
+                   providers.forward_step(spec.model.forward_step));
+  ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer,
+                   MakeTokenizer(spec.data.tokenizer_type, spec.data.tokenizer_model));
+  const ResolvedSpec sizes = Resolve(spec, tokenizer->vocab_size());
+
+  ASSIGN_OR_RETURN(const RankTopology topology, RankTopology::Create(TopologyOf(spec)));
+  const int rank = world->rank();
+  ASSIGN_OR_RETURN(ParallelContext parallel,
+                   ParallelContext::Create(topology, rank, std::move(world)));
+  const RankCoordinates& where = parallel.coordinates();
+  ASSIGN_OR_RETURN(RngTracker rng,
+                   RngTracker::Create(spec.training.seed,
+                                      RngCoordinates{.tp_rank = where.tp,
+                                                     .pp_rank = where.pp,
+                                                     .dp_rank = where.dp,
+                                                     .ep_rank = where.ep,
+                                                     .etp_rank = where.expert_tp},
+                                      spec.training.data_parallel_random_init, device.is_cuda()));
+  auto state = std::make_unique<JobState>(JobState{.spec = spec,
+                                                   .sizes = sizes,
+                                                   .device = device,
+                                                   .parallel = std::move(parallel),
+                                                   .rng = std::move(rng),
+                                                   .forward_step = std::move(forward_step)});
+
+  ASSIGN_OR_RETURN(state->microbatches,
+                   MicrobatchCalculator::Create(MicrobatchOptionsOf(spec, sizes)));
+  state->train_iters = sizes.train_iters;
+
+  ModelBuildContext context{.spec = state->spec,
+                            .sizes = state->sizes,
+                            .parallel = state->parallel,
+                            .rng = state->rng,
+                            .device = device,
+                            .params_dtype = ParamsDtype(spec),
+                            .num_layers = spec.model.num_layers};
+  ASSIGN_OR_RETURN(state->model, model_provider->Build(context));
+  if (spec.training.skip_train) return state;
+
+  ASSIGN_OR_RETURN(state->ddp, DistributedDataParallel::Create({state->model->parameters()},
+                                                               DdpGroups::Of(state->parallel),
+                                                               DdpOptionsOf(spec, sizes)));
+  if (spec.training.data_parallel_random_init) RETURN_IF_ERROR(state->ddp->BroadcastParams());
+
+  ASSIGN_OR_RETURN(const OptimizerOptions optimizer_options, OptimizerOptions::FromSpec(spec));
+  ASSIGN_OR_RETURN(
+      state->optimizer,
+      Optimizer::Create(state->model->parameters(),
+                        GradStatsGroups::Of(state->parallel, spec.model.num_experts.has_value()),
+                        optimizer_options));
+  ASSIGN_OR_RETURN(const LrScheduleOptions lr_options, LrScheduleOptionsOf(spec, sizes));
+  ASSIGN_OR_RETURN(state->lr_schedule, LrSchedule::Create(lr_options));
+  ApplySchedule(*state->lr_schedule, *state->optimizer);
+  ASSIGN_OR_RETURN(state->loss_scaler, LossScaler::Create(LossScalerOptionsOf(spec)));
+  return state;
+}
+
+void ApplySchedule(const LrSchedule& schedule, Optimizer& optimizer) {
+  const std::vector<ParamGroup>& groups = optimizer.param_groups();
+  for (size_t i = 0; i < groups.size(); ++i) {
+    GroupOverrides overrides;
+    overrides.max_lr = groups[i].identity.max_lr;
+    overrides.min_lr = groups[i].identity.min_lr;
+    overrides.wd_mult = groups[i].identity.wd_mult;
+    optimizer.SetGroupLr(static_cast<int>(i), schedule.Lr(overrides),
+                         schedule.WeightDecay(overrides));
+  }
+}
+
+}  // namespace muster

@@ -1,0 +1,64 @@
+// Everything that one rank holds for a job while it trains: built once an attempt, saved and loaded
+// by checkpointing.h, advanced by train_step.h. One thread.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <c10/core/Device.h>
+
+#include "absl/status/statusor.h"
+#include "common/schedule/loss_scaler.h"
+#include "common/schedule/lr_schedule.h"
+#include "common/schedule/microbatches.h"
+#include "common/spec/job_spec.h"
+#include "common/spec/spec_json.h"
+#include "worker/comm/communicator.h"
+#include "worker/optim/optimizer.h"
+#include "worker/parallel/ddp.h"
+#include "worker/parallel/parallel_context.h"
+#include "worker/parallel/rng.h"
+#include "worker/provider/provider.h"
+
+namespace muster {
+
+// Where the job is; the same on every rank.
+struct Progress {
+  int64_t iteration = 0;  // completed
+  int64_t consumed_train_samples = 0;
+  int64_t consumed_valid_samples = 0;
+  int64_t skipped_train_samples = 0;
+  double floating_point_operations_so_far = 0;
+};
+
+struct JobState {
+  JobSpec spec;
+  ResolvedSpec sizes;
+  int64_t train_iters = 0;
+  c10::Device device = c10::kCPU;
+  ParallelContext parallel;
+  RngTracker rng;
+  std::unique_ptr<ModelChunk> model;
+  std::shared_ptr<ForwardStep> forward_step;
+  // Null with skip_train.
+  std::unique_ptr<DistributedDataParallel> ddp;
+  std::unique_ptr<Optimizer> optimizer;
+  std::optional<LrSchedule> lr_schedule;
+  std::optional<LossScaler> loss_scaler;
+  std::optional<MicrobatchCalculator> microbatches;
+  Progress progress;
+};
+
+at::ScalarType ParamsDtype(const JobSpec& spec);
+
+// Model, wrapper, optimizer and schedules from a spec, in Megatron's order (reference 12.1);
+// nothing is loaded yet. Collective over `world`.
+absl::StatusOr<std::unique_ptr<JobState>> BuildJobState(const JobSpec& spec,
+                                                        const ProviderRegistry& providers,
+                                                        CommunicatorPtr world, c10::Device device);
+
+// Learning rate and weight decay of the schedule's position into every group.
+void ApplySchedule(const LrSchedule& schedule, Optimizer& optimizer);
+
+}  // namespace muster

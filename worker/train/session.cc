@@ -1,0 +1,126 @@
+#include "worker/train/session.h"
+
+#include <unistd.h>
+
+#include <ATen/Parallel.h>
+
+#include "absl/strings/str_cat.h"
+#include "common/base/status.h"
+#include "common/runtime/log.h"
+#include "common/spec/spec_json.h"
+#include "worker/comm/self_communicator.h"
+#include "worker/provider/builtin.h"
+#include "worker/provider/plugin.h"
+#include "worker/train/training.h"
+
+namespace muster {
+namespace {
+
+// A symptom of another rank's failure, most likely: the coordinator looks for the cause elsewhere
+// first.
+bool IsCollectiveCode(const absl::Status& status) {
+  return absl::IsUnavailable(status) || absl::IsAborted(status) || absl::IsDeadlineExceeded(status);
+}
+
+absl::StatusOr<CommunicatorPtr> FormWorld(const SessionOptions& options,
+                                          const AssignMessage& assignment, const JobSpec& spec) {
+  if (assignment.world_size == 1) return MakeSelfCommunicator("world", 0);
+  const absl::Duration limit = absl::Minutes(spec.parallel.distributed_timeout_minutes);
+  ControlClient& client = options.client;
+  if (assignment.rank == 0) {
+    ASSIGN_OR_RETURN(std::string id, options.make_unique_id(spec.parallel.distributed_backend));
+    client.Send(PublishUniqueIdMessage{.epoch = assignment.epoch, .id = std::move(id)});
+  }
+  ASSIGN_OR_RETURN(std::string unique_id, client.WaitForUniqueId(assignment.epoch, limit));
+  return options.form_world(FormWorldOptions{.assignment = assignment,
+                                             .backend = spec.parallel.distributed_backend,
+                                             .unique_id = std::move(unique_id),
+                                             .store = client.StoreOf(assignment.epoch),
+                                             .limit = limit,
+                                             .operation_limit = limit});
+}
+
+absl::StatusOr<c10::Device> ParseDevice(const std::string& name) {
+  try {
+    return c10::Device(name);
+  } catch (const c10::Error& error) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("device=", name, ": ", error.what_without_backtrace()));
+  }
+}
+
+absl::StatusOr<TrainingResult> RunAssignment(const SessionOptions& options,
+                                             const AssignMessage& assignment) {
+  ControlClient& client = options.client;
+  auto phase = [&](const char* name) {
+    client.Send(PhaseMessage{.epoch = assignment.epoch, .phase = name, .detail = ""});
+  };
+  ParsedSpec parsed = ParseJobSpec(assignment.spec_json);
+  if (!parsed.problems.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the assignment's spec: ", parsed.problems[0].ToString()));
+  }
+  const JobSpec& spec = parsed.spec;
+  ASSIGN_OR_RETURN(const c10::Device device, ParseDevice(assignment.device));
+  at::set_num_threads(static_cast<int>(spec.training.num_threads.value_or(assignment.num_threads)));
+
+  ProviderRegistry providers;
+  RegisterBuiltinProviders(providers);
+  if (spec.plugin.has_value()) {
+    RETURN_IF_ERROR(LoadPlugin(*spec.plugin, assignment.plugin_dirs, providers));
+  }
+
+  phase("forming");
+  ASSIGN_OR_RETURN(CommunicatorPtr world, FormWorld(options, assignment, spec));
+  // From here on an abort frees whatever waits, the forming itself included.
+  client.OnAbort(assignment.epoch, [world](const std::string& reason) { world->Abort(reason); });
+  RETURN_IF_ERROR(Annotate(world->Barrier()->Wait(), "forming the world's communicator"));
+  absl::StatusOr<TrainingResult> result =
+      RunTraining(TrainingOptions{.spec = spec,
+                                  .world = world,
+                                  .host = client,
+                                  .providers = providers,
+                                  .clock = options.clock,
+                                  .epoch = assignment.epoch,
+                                  .directives_through = assignment.directives_through,
+                                  .device = device,
+                                  .process_start = options.clock.Steady()});
+  client.OnAbort(assignment.epoch, nullptr);
+  // Peers that wait for this rank are freed at once instead of at their time-out.
+  if (!result.ok()) world->Abort(std::string(result.status().message()));
+  return result;
+}
+
+}  // namespace
+
+int RunSession(const SessionOptions& options) {
+  ControlClient& client = options.client;
+  client.Send(HelloMessage{.pid = ::getpid()});
+  while (std::optional<AssignMessage> assignment = client.WaitForAssignment()) {
+    SetLogName(absl::StrCat("trainer r", assignment->rank));
+    absl::StatusOr<TrainingResult> result = absl::UnknownError("not run");
+    try {
+      result = RunAssignment(options, *assignment);
+    } catch (const CollectiveError& error) {
+      result = error.status;
+    } catch (const c10::Error& error) {
+      result = absl::InternalError(error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      result = absl::InternalError(error.what());
+    }
+    if (result.ok()) {
+      MUSTER_LOG(kInfo) << "done: " << result->reason;
+      client.Send(DoneMessage{
+          .epoch = assignment->epoch, .exit_code = result->exit_code, .reason = result->reason});
+      continue;
+    }
+    MUSTER_LOG(kError) << "attempt failed: " << result.status().ToString();
+    client.Send(FailedMessage{.epoch = assignment->epoch,
+                              .reason = std::string(result.status().message()),
+                              .collective = IsCollectiveCode(result.status())});
+  }
+  client.Flush(absl::Seconds(1));
+  return 0;
+}
+
+}  // namespace muster

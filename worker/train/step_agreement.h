@@ -1,0 +1,41 @@
+// The reduction that commits a step (design 2.5). Every rank calls Agree once a step, when its
+// gradients are final and the norm reductions are done, before its optimizer step. If it returns on
+// any rank, all ranks hold final gradients of that step. One thread.
+#pragma once
+
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "absl/status/statusor.h"
+#include "common/control/agreement.h"
+#include "common/control/directive_log.h"
+#include "worker/comm/communicator.h"
+#include "worker/train/trainer_host.h"
+
+namespace muster {
+
+struct AgreedStep {
+  StepDecision decision;
+  std::vector<Directive>
+      directives;  // to act on at the end of this step, in order; the same on every rank
+};
+
+class StepAgreement {
+ public:
+  // `applied_through`: directives up to this number were applied before the assignment.
+  StepAgreement(Communicator& world, TrainerHost& host, int64_t applied_through, at::Device device);
+
+  // One MAX all-reduce of four int64 over the world. Fails as the collective does.
+  absl::StatusOr<AgreedStep> Agree(bool found_inf, bool something_wrong, ExitWish exit_wish);
+
+  int64_t applied_through() const { return log_.applied_through(); }
+
+ private:
+  Communicator& world_;
+  TrainerHost& host_;
+  DirectiveLog log_;
+  at::Tensor votes_;  // (4) int64 on the communicator's device, reused
+};
+
+}  // namespace muster

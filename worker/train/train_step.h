@@ -1,0 +1,36 @@
+// One training step (reference 12.3): forward and backward passes, final gradients, the agreement
+// that commits the step, the optimizer, the reduced loss. One thread.
+#pragma once
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "common/control/messages.h"
+#include "worker/train/job_state.h"
+#include "worker/train/step_agreement.h"
+#include "worker/train/timers.h"
+
+namespace muster {
+
+struct TrainStepResult {
+  std::map<std::string, double>
+      losses;  // reduced over dp_cp; "lm loss" and whatever else the loss function reports
+  bool skipped = false;  // found_inf: parameters unchanged; the samples are consumed all the same
+  std::optional<double> grad_norm;
+  std::optional<int64_t> num_zeros;
+  BatchSizes batch;                   // that this step used
+  double loss_scale = 1;              // that this step used
+  StepDecision decision;              // of the agreement
+  std::vector<Directive> directives;  // to act on at this step's end
+};
+
+// Collective. On return the step is committed on every rank, and `state` is advanced except for
+// progress.iteration and the FLOPs. INTERNAL "iteration k: loss is nan ..." when a result is
+// rejected on any rank (rerun.mode validate_results).
+absl::StatusOr<TrainStepResult> TrainStep(JobState& state, DataIterator& data,
+                                          StepAgreement& agreement, ExitWish wish, Timers& timers);
+
+}  // namespace muster

@@ -1,0 +1,355 @@
+#include "worker/train/training.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <exception>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/status.h"
+#include "common/runtime/log.h"
+#include "common/schedule/from_spec.h"
+#include "worker/train/checkpointing.h"
+#include "worker/train/evaluate.h"
+#include "worker/train/job_data.h"
+#include "worker/train/job_state.h"
+#include "worker/train/step_report.h"
+#include "worker/train/train_step.h"
+
+namespace muster {
+namespace {
+
+constexpr int kFinalSaveTries = 3;
+constexpr int64_t kMaxSaveRetryGap = 64;  // iterations
+
+// The loop of Megatron's pretrain() and train() (reference 12.1, 12.2); its steps stand in files of
+// their own.
+class Training {
+ public:
+  Training(const TrainingOptions& options, std::unique_ptr<JobState> state, JobData data)
+      : options_(options),
+        state_(std::move(state)),
+        data_(std::move(data)),
+        agreement_(*options.world, options.host, options.directives_through, options.device),
+        timers_(&options.clock),
+        log_(state_->spec.training.log_interval),
+        eval_options_(EvalScheduleOptionsOf(state_->spec)),
+        exit_options_(ExitOptionsOf(state_->spec)) {
+    eval_options_.do_valid = data_.has_valid();
+    eval_options_.do_test = data_.has_test();
+    const RankCoordinates& where = state_->parallel.coordinates();
+    reports_ = where.tp == 0 && where.cp == 0 && where.dp == 0 &&
+               where.pp == state_->spec.parallel.pipeline_model_parallel_size - 1;
+  }
+
+  absl::StatusOr<TrainingResult> Run() {
+    const JobSpec& spec = state_->spec;
+    if (!spec.training.skip_train && Iteration() < state_->train_iters) {
+      RETURN_IF_ERROR(TrainUntilDone());
+      if (left_early_) return Result();
+    }
+    if (!spec.training.skip_train && SaveAfterTraining(exit_options_, Iteration()))
+      RETURN_IF_ERROR(SaveForGood());
+    const FinalEvaluations final = EvaluateAtEnd(eval_options_, left_early_);
+    if (final.valid) RETURN_IF_ERROR(EvaluateAndReport("valid", /*final=*/true));
+    if (final.test) RETURN_IF_ERROR(EvaluateAndReport("test", /*final=*/true));
+    if (result_.reason.empty()) {
+      result_.reason = spec.training.skip_train
+                           ? "evaluated without training"
+                           : absl::StrCat("trained ", Iteration(), " iterations");
+    }
+    return Result();
+  }
+
+ private:
+  int64_t Iteration() const { return state_->progress.iteration; }
+
+  TrainingResult Result() {
+    result_.iteration = Iteration();
+    return result_;
+  }
+
+  absl::Status TrainUntilDone() {
+    ASSIGN_OR_RETURN(std::unique_ptr<DataIterator> data, data_.TrainIterator(*state_));
+    if (EvaluateAtStart(eval_options_, Iteration()).evaluate)
+      RETURN_IF_ERROR(EvaluateAndReport("valid", false));
+    Phase("training");
+    timers_.Start("interval-time");
+    std::optional<int64_t> num_microbatches;
+    while (Iteration() < state_->train_iters && !left_early_) {
+      const BatchSizes batch = state_->microbatches->Sizes(state_->progress.consumed_train_samples);
+      if (num_microbatches.has_value() && batch.num_microbatches != *num_microbatches &&
+          exit_options_.can_save) {
+        RETURN_IF_ERROR(SaveAndReport("the batch size grows"));
+      }
+      num_microbatches = batch.num_microbatches;
+      if (IsToBeSkipped(Iteration() + 1)) {
+        RETURN_IF_ERROR(SkipIteration(*data));
+        continue;
+      }
+      ASSIGN_OR_RETURN(const TrainStepResult step,
+                       TrainStep(*state_, *data, agreement_, Wish(), timers_));
+      ++state_->progress.iteration;
+      state_->progress.floating_point_operations_so_far +=
+          FlopsOfBatch(FlopsModelOf(state_->spec, state_->sizes), step.batch.running_batch_size,
+                       state_->spec.model.seq_length);
+      Report(step);
+      RETURN_IF_ERROR(AfterStep(step));
+    }
+    if (timers_.IsRunning("interval-time")) timers_.Stop("interval-time");
+    return absl::OkStatus();
+  }
+
+  // Evaluation, then checkpoint and exit, as agreed at this step (reference 12.2, 12.6).
+  absl::Status AfterStep(const TrainStepResult& step) {
+    ExitInputs inputs{.iteration = Iteration(),
+                      .signal = step.decision.exit_wish == ExitWish::kSignal,
+                      .duration_passed = step.decision.exit_wish == ExitWish::kDuration};
+    std::string evaluation_requested;
+    for (const Directive& directive : step.directives) {
+      const std::string reason =
+          absl::StrCat("directive ", directive.number, ": ", directive.reason);
+      switch (directive.kind) {
+        case Directive::Kind::kCheckpoint:
+          inputs.checkpoint_requested = reason;
+          break;
+        case Directive::Kind::kEvaluate:
+          evaluation_requested = reason;
+          break;
+        case Directive::Kind::kStop:
+          inputs.stop_requested = reason;
+          break;
+        case Directive::Kind::kCheckpointAndStop:
+          inputs.checkpoint_and_stop_requested = reason;
+          break;
+      }
+    }
+    if (EvaluateAfterStep(eval_options_, Iteration(), evaluation_requested).evaluate) {
+      RETURN_IF_ERROR(EvaluateAndReport("valid", /*final=*/false));
+    }
+    const ExitDecision decision = DecideExit(exit_options_, inputs);
+    if (decision.exit) {
+      left_early_ = true;
+      result_.reason = decision.reason;
+      return decision.save ? SaveForGood() : absl::OkStatus();
+    }
+    const bool retry = retry_save_at_.has_value() && Iteration() >= *retry_save_at_;
+    if (decision.save || retry) {
+      return SaveAndReport(decision.save ? decision.reason
+                                         : std::string("again, after a failed save"));
+    }
+    return absl::OkStatus();
+  }
+
+  ExitWish Wish() {
+    if (state_->spec.training.exit_signal_handler && options_.host.ExitSignalReceived())
+      return ExitWish::kSignal;
+    if (exit_options_.exit_duration_in_mins.has_value() &&
+        options_.clock.Steady() - options_.process_start >
+            absl::Minutes(*exit_options_.exit_duration_in_mins)) {
+      return ExitWish::kDuration;
+    }
+    return ExitWish::kNone;
+  }
+
+  bool IsToBeSkipped(int64_t iteration) const {
+    const std::vector<int64_t>& skip = state_->spec.training.iterations_to_skip;
+    return std::find(skip.begin(), skip.end(), iteration) != skip.end();
+  }
+
+  absl::Status SkipIteration(DataIterator& data) {
+    ASSIGN_OR_RETURN(const BatchSizes batch,
+                     state_->microbatches->CheckedSizes(state_->progress.consumed_train_samples));
+    for (int64_t i = 0; i < batch.num_microbatches; ++i) RETURN_IF_ERROR(data.Next().status());
+    ++state_->progress.iteration;
+    state_->progress.consumed_train_samples += batch.running_batch_size;
+    state_->progress.skipped_train_samples += batch.running_batch_size;
+    Event("skipped", absl::StrCat("iteration ", Iteration(),
+                                  " skipped: it is in training.iterations_to_skip"));
+    return absl::OkStatus();
+  }
+
+  void Report(const TrainStepResult& step) {
+    const absl::Duration elapsed = timers_.Elapsed("interval-time");
+    std::map<std::string, double> timers_ms = timers_.TakeMilliseconds();
+    if (!reports_) return;
+    StepMessage message = MakeStepMessage(*state_, step, elapsed, options_.epoch,
+                                          agreement_.applied_through(), std::move(timers_ms));
+    const std::string line = log_.Add(message, step.losses, state_->train_iters);
+    if (!line.empty()) {
+      MUSTER_LOG(kInfo) << line;
+    }
+    options_.host.Send(std::move(message));
+  }
+
+  absl::Status EvaluateAndReport(const std::string& split, bool final) {
+    PauseInterval pause(*this, "evaluating");
+    ASSIGN_OR_RETURN(JobData::EvaluationPass pass, data_.Evaluation(*state_, split));
+    ASSIGN_OR_RETURN(auto losses,
+                     Evaluate(*state_, *pass.data, pass.eval_iters, pass.num_microbatches));
+    if (split == "valid") state_->progress.consumed_valid_samples += pass.samples;
+    if (!reports_) return absl::OkStatus();
+    const double loss = MainLoss(losses);
+    MUSTER_LOG(kInfo) << split << " loss at iteration " << Iteration() << ": " << loss << " ppl "
+                      << Perplexity(loss);
+    options_.host.Send(EvaluationMessage{.epoch = options_.epoch,
+                                         .iteration = Iteration(),
+                                         .split = split,
+                                         .lm_loss = loss,
+                                         .ppl = Perplexity(loss),
+                                         .final = final});
+    return absl::OkStatus();
+  }
+
+  // A failed save is reported and tried again some iterations later; training goes on. An error
+  // here is of a collective.
+  absl::Status SaveAndReport(const std::string& reason) {
+    const absl::Status saved = Save(reason);
+    if (saved.ok()) {
+      retry_save_at_.reset();
+      retry_gap_ = 1;
+      return absl::OkStatus();
+    }
+    retry_save_at_ = Iteration() + retry_gap_;
+    retry_gap_ = std::min(retry_gap_ * 2, kMaxSaveRetryGap);
+    return WorldIsDead(saved) ? saved : absl::OkStatus();
+  }
+
+  // The last save of a run: tried a few times, and a run that cannot save says so with its exit
+  // code.
+  absl::Status SaveForGood() {
+    absl::Status saved;
+    for (int i = 0; i < kFinalSaveTries; ++i) {
+      saved = Save(result_.reason.empty() ? "the end of training" : result_.reason);
+      if (saved.ok()) return saved;
+      if (WorldIsDead(saved)) return saved;
+    }
+    result_.exit_code = 1;
+    result_.reason = absl::StrCat(
+        result_.reason.empty() ? "trained to the end" : result_.reason,
+        ", but the last checkpoint could not be saved: ", std::string(saved.message()));
+    return absl::OkStatus();
+  }
+
+  absl::Status Save(const std::string& reason) {
+    PauseInterval pause(*this, "saving");
+    const absl::Duration start = options_.clock.Steady();
+    absl::StatusOr<SavedCheckpoint> saved = SaveJob(*state_, options_.epoch);
+    if (options_.world->rank() == 0) {
+      const double elapsed_ms = absl::ToDoubleMilliseconds(options_.clock.Steady() - start);
+      CheckpointMessage message{.epoch = options_.epoch,
+                                .iteration = Iteration(),
+                                .ok = saved.ok(),
+                                .elapsed_ms = elapsed_ms};
+      if (saved.ok()) {
+        message.path = saved->path;
+        MUSTER_LOG(kInfo) << "saved " << saved->path << " in " << elapsed_ms << " ms (" << reason
+                          << ")";
+        for (const std::string& note : saved->notes) Event("checkpoint", note);
+      } else {
+        message.path = *state_->spec.checkpoint.save;
+        message.error = std::string(saved.status().message());
+        MUSTER_LOG(kError) << "save failed: " << message.error;
+      }
+      options_.host.Send(std::move(message));
+    }
+    return saved.status();
+  }
+
+  // A group that failed or was aborted cannot carry another save; a disk that is full can be tried
+  // again.
+  static bool WorldIsDead(const absl::Status& status) {
+    return absl::IsAborted(status) || absl::IsUnavailable(status) ||
+           absl::IsDeadlineExceeded(status);
+  }
+
+  void Phase(const char* phase) {
+    options_.host.Send(PhaseMessage{.epoch = options_.epoch, .phase = phase, .detail = ""});
+  }
+  void Event(const char* kind, const std::string& text) {
+    options_.host.Send(EventMessage{.epoch = options_.epoch, .kind = kind, .text = text});
+  }
+
+  // Evaluation and checkpoints are not training time.
+  class PauseInterval {
+   public:
+    PauseInterval(Training& training, const char* phase)
+        : training_(training), running_(training.timers_.IsRunning("interval-time")) {
+      if (running_) training_.timers_.Stop("interval-time");
+      training_.Phase(phase);
+    }
+    ~PauseInterval() {
+      training_.Phase("training");
+      if (running_) training_.timers_.Start("interval-time");
+    }
+
+   private:
+    Training& training_;
+    const bool running_;
+  };
+
+  const TrainingOptions& options_;
+  const std::unique_ptr<JobState> state_;
+  const JobData data_;
+  StepAgreement agreement_;
+  Timers timers_;
+  TrainingLog log_;
+  EvalScheduleOptions eval_options_;
+  const ExitOptions exit_options_;
+  bool reports_ = false;  // this rank holds the reduced loss and speaks for the job
+  bool left_early_ = false;
+  std::optional<int64_t> retry_save_at_;
+  int64_t retry_gap_ = 1;
+  TrainingResult result_;
+};
+
+}  // namespace
+
+namespace {
+
+absl::StatusOr<TrainingResult> BuildAndTrain(const TrainingOptions& options) {
+  auto phase = [&](const char* name) {
+    options.host.Send(PhaseMessage{.epoch = options.epoch, .phase = name, .detail = ""});
+  };
+  phase("building");
+  ASSIGN_OR_RETURN(std::unique_ptr<JobState> state,
+                   BuildJobState(options.spec, options.providers, options.world, options.device));
+  phase("loading");
+  ASSIGN_OR_RETURN(const std::optional<LoadedJob> loaded, LoadJob(*state));
+  if (options.world->rank() == 0) {
+    auto event = [&](std::string text) {
+      options.host.Send(
+          EventMessage{.epoch = options.epoch, .kind = "checkpoint", .text = std::move(text)});
+    };
+    if (loaded.has_value()) {
+      event(absl::StrCat("loaded ", loaded->path, loaded->weights_only ? " (weights only)" : "",
+                         ": the run begins at iteration ", state->progress.iteration));
+      for (const std::string& note : loaded->notes) event(note);
+    } else if (options.spec.checkpoint.load.has_value()) {
+      event(absl::StrCat("checkpoint.load=", *options.spec.checkpoint.load,
+                         " holds no checkpoint: the run begins at iteration 0"));
+    }
+  }
+  phase("data");
+  ASSIGN_OR_RETURN(JobData data, JobData::Build(*state, options.providers));
+  Training training(options, std::move(state), std::move(data));
+  return training.Run();
+}
+
+}  // namespace
+
+absl::StatusOr<TrainingResult> RunTraining(const TrainingOptions& options) {
+  // Tensor code throws. Whoever runs ranks wants a status: it has peers to free.
+  try {
+    return BuildAndTrain(options);
+  } catch (const CollectiveError& error) {
+    return error.status;
+  } catch (const c10::Error& error) {
+    return absl::InternalError(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+}
+
+}  // namespace muster

@@ -1,0 +1,43 @@
+// One attempt at a job on this rank, from built communicators to its end: what pretrain() does
+// (reference 12.1). The same code serves the daemon and tests that run ranks as threads. One
+// thread.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <c10/core/Device.h>
+
+#include "absl/status/statusor.h"
+#include "common/runtime/clock.h"
+#include "common/spec/job_spec.h"
+#include "worker/comm/communicator.h"
+#include "worker/provider/provider.h"
+#include "worker/train/trainer_host.h"
+
+namespace muster {
+
+struct TrainingOptions {
+  const JobSpec& spec;    // validated
+  CommunicatorPtr world;  // of resources.world_size members
+  TrainerHost& host;
+  const ProviderRegistry& providers;
+  Clock& clock;
+  int64_t epoch = 0;               // in every message
+  int64_t directives_through = 0;  // applied before this attempt
+  c10::Device device = c10::kCPU;
+  absl::Duration
+      process_start;  // clock.Steady() when this process began, for exit_duration_in_mins
+};
+
+struct TrainingResult {
+  int exit_code = 0;
+  std::string reason;  // "trained 300 iterations", "exit_interval=100 divides iteration 200", ...
+  int64_t iteration = 0;  // completed
+};
+
+// Errors are those of this rank; a collective's failure has the collective's code (UNAVAILABLE,
+// ABORTED, DEADLINE_EXCEEDED).
+absl::StatusOr<TrainingResult> RunTraining(const TrainingOptions& options);
+
+}  // namespace muster
