@@ -20,7 +20,7 @@ namespace {
 
 using Works = GlooGroup::Works;
 
-constexpr int kUserTag = 0, kAllGatherTag = 1;
+constexpr int kUserTag = 0, kAllGatherTag = 1, kReduceScatterTag = 2;
 // From this size on an all-gather sends straight from the input into the outputs; gloo's own takes
 // fewer messages, but two copies of everything.
 constexpr int64_t kDirectAllGatherBytes = 64 << 10;
@@ -80,6 +80,22 @@ Works AllToAllBytes(c10d::Backend& gloo, at::Tensor output, at::Tensor input,
   return {gloo.alltoall_base(output, input, output_bytes, input_bytes)};
 }
 
+// output = parts[0] op parts[1] op ..., in this order. `scratch` holds what lies between: one of
+// the first two parts. The output may be one of the parts: it is written last.
+void ReducePartsInto(const at::Tensor& output, const std::vector<at::Tensor>& parts,
+                     const at::Tensor& scratch, ReduceOp op) {
+  at::Tensor left = parts[0];
+  for (size_t i = 1; i < parts.size(); ++i) {
+    at::Tensor result = i + 1 == parts.size() ? output : scratch;
+    Combine(result, left, parts[i], op);
+    left = result;
+  }
+}
+
+std::string Signature(const OpShape& shape, absl::string_view detail) {
+  return absl::StrCat(shape.ToString(), detail.empty() ? "" : " ", detail);
+}
+
 class GlooCommunicator final : public Communicator {
  public:
   GlooCommunicator(std::string name, std::shared_ptr<GlooFamily> family,
@@ -98,16 +114,18 @@ class GlooCommunicator final : public Communicator {
     if (bad.ok()) bad = CheckCpu(tensor);
     if (!bad.ok()) return Refuse(shape, bad);
     if (tensor.numel() == 0) return Nothing();
-    return group_->Start({.shape = shape, .issue = [tensor, op](c10d::Backend& gloo) -> Works {
+    return group_->Start({.shape = shape,
+                          .issue = [tensor, op](c10d::Backend& gloo) -> Works {
                             std::vector<at::Tensor> tensors{tensor.detach().view(-1)};
                             c10d::AllreduceOptions options;
                             options.reduceOp = GlooReduceOp(tensor.scalar_type(), op);
                             return {gloo.allreduce(tensors, options)};
-                          }});
+                          },
+                          .signature = Signature(shape, ReduceOpName(op))});
   }
 
   // The slices go straight to their owners, who add them in rank order: as many bytes on the wire
-  // as a ring, and half the steps of an all-reduce.
+  // as a ring, in one step, and no copy.
   WorkPtr ReduceScatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
     const OpShape shape = ShapeOf("reduce_scatter", input, output);
     absl::Status bad = CheckSlices("input", input, "output", output, size());
@@ -115,22 +133,27 @@ class GlooCommunicator final : public Communicator {
     if (bad.ok()) bad = CheckCpu(input);
     if (!bad.ok()) return Refuse(shape, bad);
     if (input.numel() == 0) return Nothing();
-    const at::Tensor slices = at::empty({size(), output.numel()}, input.options());
-    const std::vector<int64_t> bytes(size(), output.nbytes());
+    const int64_t slice = output.numel();
+    const at::Tensor flat = input.detach().view(-1);
+    std::vector<at::Tensor> parts(size());
+    parts[rank()] = flat.narrow(0, rank() * slice, slice);
+    std::vector<P2POp> batch;
+    for (int step = 1; step < size(); ++step) {
+      const int to = (rank() + step) % size(), from = (rank() - step + size()) % size();
+      parts[from] = at::empty({slice}, input.options());
+      batch.push_back({P2POp::Kind::kRecv, parts[from], from});
+      batch.push_back({P2POp::Kind::kSend, flat.narrow(0, to * slice, slice), to});
+    }
+    at::Tensor received = parts[rank() == 0 ? 1 : 0];
     return group_->Start({.shape = shape,
                           .issue =
-                              [input, slices, bytes](c10d::Backend& gloo) {
-                                return AllToAllBytes(gloo, Bytes(slices), Bytes(input), bytes,
-                                                     bytes);
+                              [batch](c10d::Backend& gloo) {
+                                return SendAndReceive(gloo, batch, kReduceScatterTag);
                               },
-                          .finish =
-                              [output, slices, op] {
-                                at::Tensor sum = output.detach().view(-1);
-                                sum.copy_(slices[0]);
-                                for (int64_t i = 1; i < slices.size(0); ++i) {
-                                  Accumulate(sum, slices[i], op);
-                                }
-                              }});
+                          .finish = [parts, received, output = output.detach().view(-1),
+                                     op] { ReducePartsInto(output, parts, received, op); },
+                          .point_to_point = true,
+                          .signature = Signature(shape, ReduceOpName(op))});
   }
 
   WorkPtr AllGather(at::Tensor output, at::Tensor input) override {
@@ -142,10 +165,12 @@ class GlooCommunicator final : public Communicator {
     if (static_cast<int64_t>(input.nbytes()) >= kDirectAllGatherBytes) {
       return DirectAllGather(shape, output, input);
     }
-    return group_->Start({.shape = shape, .issue = [output, input](c10d::Backend& gloo) -> Works {
+    return group_->Start({.shape = shape,
+                          .issue = [output, input](c10d::Backend& gloo) -> Works {
                             at::Tensor out = Bytes(output), in = Bytes(input);
                             return {gloo._allgather_base(out, in)};
-                          }});
+                          },
+                          .signature = Signature(shape, "")});
   }
 
   WorkPtr AllToAll(at::Tensor output, at::Tensor input, std::vector<int64_t> output_splits,
@@ -158,13 +183,17 @@ class GlooCommunicator final : public Communicator {
     if (!sent.ok()) return Refuse(shape, sent.status());
     auto received = SplitElements("output", output, output_splits, size());
     if (!received.ok()) return Refuse(shape, received.status());
-    for (int64_t& count : *sent) count *= input.element_size();
+    for (int64_t& count : *sent) count *= input.element_size();  // gloo counts bytes here
     for (int64_t& count : *received) count *= output.element_size();
     return group_->Start(
         {.shape = shape,
-         .issue = [output, input, out = *received, in = *sent](c10d::Backend& gloo) {
-           return AllToAllBytes(gloo, Bytes(output), Bytes(input), out, in);
-         }});
+         .issue =
+             [output, input, out = *received, in = *sent](c10d::Backend& gloo) {
+               return AllToAllBytes(gloo, Bytes(output), Bytes(input), out, in);
+             },
+         .signature = absl::StrCat("all_to_all of ", DtypeName(input.scalar_type())),
+         .sent = *sent,
+         .received = *received});
   }
 
   WorkPtr Broadcast(at::Tensor tensor, int root) override {
@@ -174,12 +203,14 @@ class GlooCommunicator final : public Communicator {
     if (bad.ok()) bad = CheckCpu(tensor);
     if (!bad.ok()) return Refuse(shape, bad);
     if (tensor.numel() == 0) return Nothing();
-    return group_->Start({.shape = shape, .issue = [tensor, root](c10d::Backend& gloo) -> Works {
+    return group_->Start({.shape = shape,
+                          .issue = [tensor, root](c10d::Backend& gloo) -> Works {
                             std::vector<at::Tensor> tensors{Bytes(tensor)};
                             c10d::BroadcastOptions options;
                             options.rootRank = root;
                             return {gloo.broadcast(tensors, options)};
-                          }});
+                          },
+                          .signature = Signature(shape, absl::StrCat("from ", root))});
   }
 
   WorkPtr SendRecv(std::vector<P2POp> batch) override {
@@ -201,7 +232,8 @@ class GlooCommunicator final : public Communicator {
 
   WorkPtr Barrier() override {
     return group_->Start({.shape = {"barrier"},
-                          .issue = [](c10d::Backend& gloo) -> Works { return {gloo.barrier()}; }});
+                          .issue = [](c10d::Backend& gloo) -> Works { return {gloo.barrier()}; },
+                          .signature = "barrier"});
   }
 
   absl::StatusOr<CommunicatorPtr> Split(std::string name, std::vector<int> members) override {
@@ -242,7 +274,8 @@ class GlooCommunicator final : public Communicator {
                                 CopyFlat(own, in);
                                 return SendAndReceive(gloo, batch, kAllGatherTag);
                               },
-                          .point_to_point = true});
+                          .point_to_point = true,
+                          .signature = Signature(shape, "")});
   }
 
   // Sizes are the same on all members, so nobody communicates.
@@ -274,8 +307,13 @@ absl::StatusOr<CommunicatorPtr> Make(const GlooOptions& options, bool wait) {
   RETURN_IF_ERROR(CheckOptions(options));
   std::signal(SIGPIPE, SIG_IGN);
   if (options.size == 1) return MakeSelfCommunicator(options.name, options.rank);
-  auto family = std::make_shared<GlooFamily>(GlooFamily::Options{
-      options.epoch, options.host, options.store, options.form_limit, options.operation_limit});
+  auto family = std::make_shared<GlooFamily>(
+      GlooFamily::Options{.epoch = options.epoch,
+                          .host = options.host,
+                          .store = options.store,
+                          .form_limit = options.form_limit,
+                          .operation_limit = options.operation_limit,
+                          .check_collectives = options.check_collectives});
   std::vector<int> ranks(options.size);
   std::iota(ranks.begin(), ranks.end(), 0);
   std::shared_ptr<GlooGroup> group = family->FindOrMake(options.name, ranks, options.rank);

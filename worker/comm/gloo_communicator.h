@@ -10,8 +10,9 @@
 //   NumLingeringGlooGroups() is 0: form the next epoch at once, with fresh buffers.
 // - Sums: all-reduce adds in the ring's order, which depends on the number of members and elements
 //   only; reduce-scatter in rank order.
-// - Members must agree on sizes; gloo does not compare them (a mismatch ends by an error or by the
-//   operation limit).
+// - Members must agree on operations and sizes. Gloo does not compare them: a mismatch ends a
+// process,
+//   hangs until the limit, or passes unseen. With check_collectives it is an INVALID_ARGUMENT.
 // Thread-safety: as in communicator.h. FormGlooWorld ignores SIGPIPE for the whole process, since
 // gloo writes to sockets whose peer may be gone.
 #pragma once
@@ -37,6 +38,9 @@ struct GlooOptions {
   std::string host = "127.0.0.1";
   absl::Duration form_limit = absl::Minutes(1);
   absl::Duration operation_limit = absl::Minutes(10);
+  // Compares every collective's name, type and sizes among the members first (an all-gather of some
+  // 100 bytes each): to find a bug in a parallel layout.
+  bool check_collectives = false;
 };
 
 // Blocks until all members are connected. Errors: INVALID_ARGUMENT for options; UNAVAILABLE for the

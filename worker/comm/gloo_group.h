@@ -41,6 +41,7 @@ class GlooFamily : public std::enable_shared_from_this<GlooFamily> {
     std::string host;
     std::shared_ptr<RendezvousStore> store;
     absl::Duration form_limit, operation_limit;
+    bool check_collectives = false;
   };
   explicit GlooFamily(Options options) : options_(std::move(options)) {}
 
@@ -73,6 +74,10 @@ class GlooGroup : public std::enable_shared_from_this<GlooGroup> {
     std::function<void()> finish;
     // Sends and receives have no future: a pool thread waits for them.
     bool point_to_point = false;
+    // What all members must agree on, for check_collectives; empty: nothing (sends and receives).
+    std::string signature;
+    // Of an all-to-all, also: bytes for each member, which must agree pair by pair.
+    std::vector<int64_t> sent, received;
   };
 
   GlooGroup(std::string name, std::vector<int> ranks, int rank,
@@ -100,6 +105,9 @@ class GlooGroup : public std::enable_shared_from_this<GlooGroup> {
 
   void StartFormingLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(issue_mu_);
   void Form();
+  void DispatchLocked(const RunningPtr& running) ABSL_EXCLUSIVE_LOCKS_REQUIRED(issue_mu_);
+  void CheckAndIssue();
+  absl::Status CheckAgreement(const Running& running);
   void IssueLocked(const RunningPtr& running) ABSL_EXCLUSIVE_LOCKS_REQUIRED(issue_mu_);
   void Watch(const RunningPtr& running, const Works& works);
   void WorkEnded(const RunningPtr& running, const std::string& error);
@@ -125,6 +133,8 @@ class GlooGroup : public std::enable_shared_from_this<GlooGroup> {
   std::shared_ptr<GlooBackend> connecting_ ABSL_GUARDED_BY(issue_mu_);
   std::shared_ptr<GlooBackend> backend_ ABSL_GUARDED_BY(issue_mu_);  // set: formed
   std::deque<RunningPtr> queued_ ABSL_GUARDED_BY(issue_mu_);         // until formed
+  std::deque<RunningPtr> unchecked_ ABSL_GUARDED_BY(issue_mu_);      // check_collectives only
+  bool checking_ ABSL_GUARDED_BY(issue_mu_) = false;                 // a pool thread is at it
 
   // Guarded by state_->mu.
   bool formed_ = false;

@@ -5,21 +5,21 @@
 
 namespace muster {
 
-void Accumulate(at::Tensor& target, const at::Tensor& other, ReduceOp op) {
+void Combine(at::Tensor& result, const at::Tensor& a, const at::Tensor& b, ReduceOp op) {
   c10::NoGradGuard no_grad;
   switch (op) {
     case ReduceOp::kSum:
-      if (target.scalar_type() == at::kBool) {
-        target.logical_or_(other);
+      if (result.scalar_type() == at::kBool) {
+        at::logical_or_out(result, a, b);
       } else {
-        target.add_(other);
+        at::add_out(result, a, b);
       }
       return;
     case ReduceOp::kMax:
-      at::maximum_out(target, target, other);
+      at::maximum_out(result, a, b);
       return;
     case ReduceOp::kMin:
-      at::minimum_out(target, target, other);
+      at::minimum_out(result, a, b);
       return;
   }
 }
@@ -27,7 +27,7 @@ void Accumulate(at::Tensor& target, const at::Tensor& other, ReduceOp op) {
 at::Tensor ReduceInOrder(const std::vector<at::Tensor>& parts, ReduceOp op) {
   c10::NoGradGuard no_grad;
   at::Tensor result = parts[0].detach().clone();
-  for (size_t i = 1; i < parts.size(); ++i) Accumulate(result, parts[i].detach(), op);
+  for (size_t i = 1; i < parts.size(); ++i) Combine(result, result, parts[i].detach(), op);
   return result;
 }
 

@@ -9,9 +9,9 @@
 
 namespace muster {
 
-// target = op(target, other), element by element, in the tensors' own type. A sum of bools is "or",
-// as on NCCL.
-void Accumulate(at::Tensor& target, const at::Tensor& other, ReduceOp op);
+// result = op(a, b), element by element, in the tensors' own type; result may be a or b. A sum of
+// bools is "or", as on NCCL. All have the same shape.
+void Combine(at::Tensor& result, const at::Tensor& a, const at::Tensor& b, ReduceOp op);
 
 // op over `parts` (equal sizes, at least one) in order, as a fresh tensor.
 at::Tensor ReduceInOrder(const std::vector<at::Tensor>& parts, ReduceOp op);

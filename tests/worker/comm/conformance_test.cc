@@ -54,7 +54,7 @@ std::vector<std::string> RunThreads(int size, bool blocking, const RankBody& bod
   return lines;
 }
 
-std::vector<std::string> RunGloo(int size, const RankBody& body) {
+std::vector<std::string> RunGloo(int size, const RankBody& body, bool check_collectives = false) {
   return RunForked(size, [&](RankLink& link) {
     at::set_num_threads(1);
     auto world = FormGlooWorld({.rank = link.rank(),
@@ -62,7 +62,8 @@ std::vector<std::string> RunGloo(int size, const RankBody& body) {
                                 .epoch = 1,
                                 .store = link.Store(1),
                                 .form_limit = absl::Seconds(30),
-                                .operation_limit = absl::Seconds(30)});
+                                .operation_limit = absl::Seconds(30),
+                                .check_collectives = check_collectives});
     if (!world.ok()) return link.Say(world.status().ToString());
     Complaints complaints;
     body(**world, complaints);
@@ -171,6 +172,58 @@ TEST(ThreadCommunicatorTest, MismatchIsAnErrorOnAllNotAHang) {
     EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
     EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("mismatch"));
   }
+}
+
+// Gloo itself ends the process, hangs, or notices nothing. Whoever sees the mismatch first may
+// leave before the others have compared: these then see it go.
+TEST(GlooCommunicatorTest, CheckedMismatchIsAnErrorOnAll) {
+  const std::vector<std::function<WorkPtr(Communicator&)>> wrong = {
+      [](Communicator& world) {  // rank 1's size differs
+        return world.AllReduce(at::ones({world.rank() == 1 ? 100'000 : 3}), ReduceOp::kSum);
+      },
+      [](Communicator& world) {  // rank 2 does something else
+        at::Tensor t = at::ones({30});
+        return world.rank() == 2 ? world.Broadcast(t, 0) : world.AllReduce(t, ReduceOp::kSum);
+      },
+      [](Communicator& world) {  // rank 0 sends more than is expected
+        const int64_t extra = world.rank() == 0 ? 5 : 1;
+        return world.AllToAll(at::ones({3}), at::ones({2 + extra}), {1, 1, 1}, {1, 1, extra});
+      }};
+  for (const auto& issue : wrong) {
+    std::vector<std::string> seen = RunForked(3, [&](RankLink& link) {
+      auto world = FormGlooWorld({.rank = link.rank(),
+                                  .size = 3,
+                                  .epoch = 1,
+                                  .store = link.Store(1),
+                                  .operation_limit = absl::Seconds(20),
+                                  .check_collectives = true});
+      if (!world.ok()) return link.Say(world.status().ToString());
+      at::Tensor fine = at::ones({4});
+      if (!(*world)->AllReduce(fine, ReduceOp::kSum)->Wait().ok()) return link.Say("the good one");
+      link.Say(issue(**world)->Wait().ToString());
+    });
+    ASSERT_EQ(seen.size(), 3) << absl::StrJoin(seen, "\n");
+    int num_named = 0;
+    for (const std::string& line : seen) {
+      EXPECT_THAT(line, ::testing::AnyOf(::testing::HasSubstr("INVALID_ARGUMENT"),
+                                         ::testing::HasSubstr("UNAVAILABLE")));
+      num_named += line.find("INVALID_ARGUMENT: group world, sequence 1") != std::string::npos;
+    }
+    EXPECT_GE(num_named, 1) << absl::StrJoin(seen, "\n");
+  }
+}
+
+// Checking changes nothing for those who agree.
+TEST(GlooCommunicatorTest, CheckedCollectivesPassTheSuite) {
+  const auto lines = RunGloo(
+      3,
+      [](Communicator& world, Complaints& complaints) {
+        CheckCollectives(world, at::kFloat, at::kCPU, complaints);
+        CheckPending(world, at::kCPU, complaints);
+        CheckSplit(world, at::kCPU, complaints);
+      },
+      /*check_collectives=*/true);
+  EXPECT_TRUE(lines.empty()) << absl::StrJoin(lines, "\n");
 }
 
 // What a group costs the rendezvous: equal groups share one, and groups of one need none.
