@@ -22,6 +22,7 @@
 #include <ATen/ops/randint.h>
 
 #include "common/base/check.h"
+#include "worker/model/caching_allocator.h"
 #include "worker/model/gpt.h"
 #include "worker/optim/optimizer.h"
 #include "worker/parallel/ddp.h"
@@ -110,6 +111,7 @@ int main(int argc, char** argv) {
     std::cerr << "usage: bench-train-single gpt2|small BATCH SEQ fp32|bf16 THREADS\n";
     return 2;
   }
+  muster::InstallCachingCpuAllocator();
   at::set_num_threads(std::atoi(argv[5]));
   const at::ScalarType dtype = std::string(argv[4]) == "bf16" ? at::kBFloat16 : at::kFloat;
   muster::Bench bench(muster::ConfigNamed(argv[1]), std::atoll(argv[2]), std::atoll(argv[3]),
