@@ -218,11 +218,12 @@ struct RankGroups {
   CommunicatorPtr tp, pp, dp;
 };
 
-absl::StatusOr<CommunicatorPtr> SplitLine(Communicator& world, const char* name, int first,
-                                          int stride, int count) {
+CommunicatorPtr SplitLine(Communicator& world, const char* name, int first, int stride, int count) {
   std::vector<int> members;
   for (int i = 0; i < count; ++i) members.push_back(first + i * stride);
-  return world.Split(name, members);
+  auto group = world.Split(name, members);
+  if (!group.ok()) throw CollectiveError(group.status());  // another rank has failed already
+  return *std::move(group);
 }
 
 RankGroups SplitAll(Communicator& world, const Layout& layout) {
@@ -231,9 +232,9 @@ RankGroups SplitAll(Communicator& world, const Layout& layout) {
   g.tp_rank = rank % layout.tp;
   g.stage = rank / layout.tp % layout.pp;
   g.dp_rank = rank / layout.tp / layout.pp;
-  g.tp = *SplitLine(world, "tp", rank - g.tp_rank, 1, layout.tp);
-  g.pp = *SplitLine(world, "pp", rank - g.stage * layout.tp, layout.tp, layout.pp);
-  g.dp = *SplitLine(world, "dp", rank % (layout.tp * layout.pp), layout.tp * layout.pp, layout.dp);
+  g.tp = SplitLine(world, "tp", rank - g.tp_rank, 1, layout.tp);
+  g.pp = SplitLine(world, "pp", rank - g.stage * layout.tp, layout.tp, layout.pp);
+  g.dp = SplitLine(world, "dp", rank % (layout.tp * layout.pp), layout.tp * layout.pp, layout.dp);
   return g;
 }
 
