@@ -9,7 +9,7 @@ import sys
 # folder: (folders of ours that it may include, outside groups that it may see)
 BASE = ["common/base"]
 PURE1 = ["common/spec", "common/topology", "common/schedule", "common/rerun", "common/ckpt", "common/control"]
-FILES = ["common/dataset", "common/tokenizer"]  # torch-free libraries over files
+FILES = ["common/files", "common/dataset", "common/tokenizer"]  # torch-free libraries over files
 RUNTIME = ["common/runtime"]
 RULES = {
     "common/base": ([], []),
@@ -18,10 +18,11 @@ RULES = {
     "common/topology": (BASE, []),
     "common/schedule": (BASE + ["common/spec", "common/topology"], []),
     "common/rerun": (BASE, []),
-    "common/ckpt": (BASE, ["json", "files"]),
+    "common/files": (BASE, ["files"]),
+    "common/ckpt": (BASE + ["common/files"], ["json", "files"]),
     "common/control": (BASE, ["json"]),
     "common/tokenizer": (BASE, ["json", "files"]),
-    "common/dataset": (BASE + ["common/tokenizer"], ["json", "files"]),
+    "common/dataset": (BASE + ["common/files", "common/tokenizer"], ["json", "files"]),
     "common/preflight": (BASE + ["common/spec"], ["files"]),
     "common/rpc": (BASE + RUNTIME + PURE1, ["grpc", "proto", "threads"]),
     "coordinator/core": (BASE + PURE1, []),
@@ -38,7 +39,7 @@ COMMON = BASE + PURE1 + RUNTIME + FILES
 RULES |= {
     "worker/comm": (COMMON, TENSOR + ["gloo", "nccl"]),
     "worker/parallel": (COMMON + ["worker/comm"], TENSOR),
-    "worker/model": (COMMON + ["worker/comm", "worker/parallel"], TENSOR),
+    "worker/model": (COMMON + ["worker/comm", "worker/parallel", "worker/data"], TENSOR),
     "worker/optim": (COMMON + ["worker/comm", "worker/parallel"], TENSOR),
     "worker/data": (COMMON + ["worker/comm", "worker/parallel"], TENSOR),
     "worker/provider": (COMMON + ["worker/comm", "worker/parallel", "worker/data", "worker/model"], TENSOR),

@@ -143,6 +143,8 @@ absl::StatusOr<int> RunJob(const LocalRun& run, LocalCluster* cluster) {
                         }};
   ASSIGN_OR_RETURN(const v1::JobStatus job, FollowJob(&client, submitted.job_id(), options));
   WaitForRelease(&client, submitted.job_id());
+  // The coordinator goes with this command: what `status` would say stays.
+  RETURN_IF_ERROR(cluster->WriteStateFile("status.json", ToJson(job).dump(2)));
   return job.exit_code();
 }
 

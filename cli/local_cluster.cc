@@ -93,10 +93,14 @@ absl::Status LocalCluster::WriteDescription(const std::string& job_id) const {
       {"pids", {{"coordinator", coordinator_->pid()}, {"worker", worker_->pid()}}},
       {"state_dir", std::filesystem::absolute(options_.state_dir).string()}};
   if (!job_id.empty()) json["job_id"] = job_id;
-  const std::string path = options_.state_dir + "/cluster.json", aside = path + ".new";
+  return WriteStateFile("cluster.json", json.dump(2));
+}
+
+absl::Status LocalCluster::WriteStateFile(const std::string& name, const std::string& text) const {
+  const std::string path = options_.state_dir + "/" + name, aside = path + ".new";
   {
     std::ofstream file(aside);
-    file << json.dump(2) << "\n";
+    file << text << "\n";
     if (!file.flush()) {
       return absl::UnavailableError(absl::StrCat("cannot write ", aside, ": ", strerror(errno)));
     }

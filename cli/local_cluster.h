@@ -29,6 +29,8 @@ class LocalCluster {
   absl::Status Check();
   // cluster.json with the job's id too.
   absl::Status WriteDescription(const std::string& job_id) const;
+  // A file of the state folder, written whole or not at all.
+  absl::Status WriteStateFile(const std::string& name, const std::string& text) const;
   // SIGTERM, and the kill of what is still there after `grace`: the agent first, so that the
   // coordinator hears the end of its trainers.
   void Stop(absl::Duration grace);

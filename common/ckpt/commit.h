@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/ckpt/file_ops.h"
 #include "common/ckpt/layout.h"
 #include "common/ckpt/manifest.h"
+#include "common/files/file_ops.h"
 
 namespace muster {
 

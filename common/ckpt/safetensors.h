@@ -18,8 +18,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "common/ckpt/file_ops.h"
-#include "common/ckpt/mapped_file.h"
+#include "common/files/file_ops.h"
+#include "common/files/mapped_file.h"
 
 namespace muster {
 

@@ -10,9 +10,9 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status.h"
 #include "common/ckpt/crc32c.h"
-#include "common/ckpt/file_ops.h"
 #include "common/ckpt/layout.h"
-#include "common/ckpt/mapped_file.h"
+#include "common/files/file_ops.h"
+#include "common/files/mapped_file.h"
 
 namespace muster {
 namespace {

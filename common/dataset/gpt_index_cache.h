@@ -8,8 +8,8 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "common/ckpt/file_ops.h"
 #include "common/dataset/gpt_index.h"
+#include "common/files/file_ops.h"
 
 namespace muster {
 

@@ -13,9 +13,9 @@
 
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
-#include "common/ckpt/mapped_file.h"
 #include "common/dataset/token_source.h"
 #include "common/dataset/token_type.h"
+#include "common/files/mapped_file.h"
 
 namespace muster {
 

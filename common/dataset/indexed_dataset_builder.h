@@ -9,9 +9,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/ckpt/file_ops.h"
 #include "common/dataset/indexed_dataset.h"
 #include "common/dataset/token_type.h"
+#include "common/files/file_ops.h"
 
 namespace muster {
 

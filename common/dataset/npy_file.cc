@@ -6,7 +6,7 @@
 #include "absl/strings/str_split.h"
 #include "absl/strings/string_view.h"
 #include "common/base/status.h"
-#include "common/ckpt/mapped_file.h"
+#include "common/files/mapped_file.h"
 
 namespace muster {
 namespace {

@@ -7,8 +7,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "common/base/status.h"
-#include "common/ckpt/mapped_file.h"
 #include "common/dataset/indexed_dataset_builder.h"
+#include "common/files/mapped_file.h"
 
 namespace muster {
 namespace {

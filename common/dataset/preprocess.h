@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
-#include "common/ckpt/file_ops.h"
+#include "common/files/file_ops.h"
 #include "common/tokenizer/tokenizer.h"
 
 namespace muster {

@@ -18,7 +18,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/ckpt/file_ops.h"
+#include "common/files/file_ops.h"
 #include "worker/comm/communicator.h"
 
 namespace muster {

@@ -9,7 +9,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/ckpt/manifest.h"
-#include "common/ckpt/mapped_file.h"
+#include "common/files/mapped_file.h"
 #include "worker/checkpoint/checkpoint.h"
 
 namespace muster {

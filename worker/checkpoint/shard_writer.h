@@ -4,8 +4,8 @@
 #include <string>
 
 #include "absl/status/statusor.h"
-#include "common/ckpt/file_ops.h"
 #include "common/ckpt/manifest.h"
+#include "common/files/file_ops.h"
 #include "worker/checkpoint/checkpoint.h"
 
 namespace muster {

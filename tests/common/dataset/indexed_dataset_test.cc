@@ -6,8 +6,8 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/escaping.h"
-#include "common/ckpt/file_ops.h"
 #include "common/dataset/indexed_dataset_builder.h"
+#include "common/files/file_ops.h"
 #include "tests/common/dataset/test_folder.h"
 
 namespace muster {

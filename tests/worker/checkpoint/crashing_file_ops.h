@@ -14,7 +14,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
-#include "common/ckpt/file_ops.h"
+#include "common/files/file_ops.h"
 
 namespace muster {
 

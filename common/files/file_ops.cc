@@ -1,4 +1,4 @@
-#include "common/ckpt/file_ops.h"
+#include "common/files/file_ops.h"
 
 #include <fcntl.h>
 #include <unistd.h>

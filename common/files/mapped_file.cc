@@ -1,4 +1,4 @@
-#include "common/ckpt/mapped_file.h"
+#include "common/files/mapped_file.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
