@@ -33,28 +33,11 @@
 #include "absl/time/time.h"
 #include "common/spec/job_spec.h"
 #include "coordinator/core/directives.h"
+#include "coordinator/core/job_state.h"
 #include "coordinator/core/metrics.h"
 #include "coordinator/core/types.h"
 
 namespace muster {
-
-enum class JobState {
-  kSubmitted,
-  kQueued,
-  kForming,
-  kRunning,
-  kEvaluating,
-  kCheckpointing,
-  kRerunning,
-  kRecovering,
-  kCompleted,
-  kFailed,
-  kCancelled,
-  kExited,
-};
-const char* JobStateName(JobState state);  // "QUEUED", ...
-bool IsEnded(JobState state);
-bool IsActive(JobState state);  // it has trainers: neither waiting nor ended
 
 // Who holds a rank in the current epoch.
 struct RankSlot {

@@ -30,7 +30,8 @@ constexpr char kHelp[] = R"(muster-coordinator: owns a cluster's workers and job
 usage: muster-coordinator --state-dir DIR [--listen HOST:PORT] [--http HOST:PORT]
 
   --state-dir DIR     folder of this coordinator; coordinator.json in it says where it listens
-  --listen HOST:PORT  for workers and the command line; port 0: any free one (default 127.0.0.1:7700)
+  --listen HOST:PORT  for workers and the command line; port 0: any free one
+                      (default 127.0.0.1:7700)
   --http HOST:PORT    for /healthz and /metrics; port 0: any free one (default: no HTTP)
   --heartbeat-interval-ms N, --heartbeat-timeout-ms N
                       how often agents report, and after which silence they are lost (500, 1500)

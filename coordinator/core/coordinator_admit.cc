@@ -1,0 +1,87 @@
+// Coordinator's part that starts jobs: admission by the queue, placement of their ranks.
+#include <algorithm>
+#include <utility>
+
+#include "common/base/check.h"
+#include "common/topology/placement.h"
+#include "coordinator/core/coordinator.h"
+#include "coordinator/core/job_topology.h"
+
+namespace muster {
+
+void Coordinator::Admit(absl::Time now, std::vector<Action>* actions) {
+  while (admitted_ != std::pair(membership_.generation(), queue_generation_)) {
+    admitted_ = {membership_.generation(), queue_generation_};
+    std::vector<QueuedJob> queue;
+    for (const auto& [sequence, job] : jobs_) {
+      if (job->state() != JobState::kQueued) continue;
+      const ResourcesSpec& wanted = job->spec().resources;
+      queue.push_back({.job_id = job->job_id(),
+                       .kind = job->kind(),
+                       .num_workers = static_cast<int>(wanted.world_size + wanted.spares),
+                       .priority = wanted.priority,
+                       .sequence = sequence});
+    }
+    if (queue.empty()) return;
+    std::map<DeviceKind, WorkerSupply> supply;
+    for (const auto& [name, worker] : membership_.workers()) {
+      const bool alive = membership_.FindAgent(worker.incarnation)->state == AgentState::kAlive;
+      if (!alive || worker.draining) continue;
+      ++supply[worker.info.kind].num_usable;
+      if (membership_.IsIdle(worker)) ++supply[worker.info.kind].num_idle;
+    }
+    for (const AdmissionDecision& decision : DecideAdmission(std::move(queue), supply)) {
+      JobMachine& job = *MutableJob(decision.job_id);
+      const int64_t version = job.version();
+      if (decision.start) {
+        StartJob(job, now, actions);
+      } else {
+        job.SetQueueReason(decision.reason);
+      }
+      if (job.version() != version) changed_.insert(job.job_id());
+    }
+  }
+}
+
+void Coordinator::StartJob(JobMachine& job, absl::Time now, std::vector<Action>* actions) {
+  std::vector<PlacementWorker> idle;
+  for (const auto& [name, worker] : membership_.workers()) {
+    if (worker.info.kind != job.kind() || !membership_.IsIdle(worker)) continue;
+    idle.push_back({name, membership_.FindAgent(worker.incarnation)->node, worker.info.index});
+  }
+  const auto topology = TopologyOf(job.spec());
+  MUSTER_CHECK(topology.ok());  // checked when it was submitted
+  const auto placement = PlaceRanks(*topology, idle);
+  MUSTER_CHECK(placement.ok());  // admission has counted
+  std::vector<RankSlot> ranks;
+  std::vector<bool> used(idle.size(), false);
+  for (const size_t i : placement->worker_of_rank) {
+    used[i] = true;
+    const Worker& worker = *membership_.FindWorker(idle[i].name);
+    const Agent& agent = *membership_.FindAgent(worker.incarnation);
+    const int share = std::max(1, agent.num_cpus / static_cast<int>(agent.workers.size()));
+    ranks.push_back(
+        {.worker = worker.info.name,
+         .incarnation = agent.incarnation,
+         .node = agent.node,
+         .host_address = agent.address,
+         .device = worker.info.device,
+         .num_threads = static_cast<int>(job.spec().training.num_threads.value_or(share))});
+  }
+  std::vector<std::string> spares;
+  for (size_t i = 0; i < idle.size(); ++i) {
+    if (static_cast<int64_t>(spares.size()) == job.spec().resources.spares) break;
+    if (!used[i]) spares.push_back(idle[i].name);
+  }
+  JobEffects effects;
+  job.Start(std::move(ranks), std::move(spares), now, &effects);
+  for (int rank = 0; rank < job.world_size(); ++rank) {
+    membership_.Assign({job.ranks()[rank].worker, job.job_id(), job.epoch(), rank});
+  }
+  for (const std::string& worker : job.spares()) {
+    membership_.Assign({worker, job.job_id(), job.epoch(), -1});
+  }
+  Apply(job, effects, actions);
+}
+
+}  // namespace muster
