@@ -1,10 +1,9 @@
 #include "worker/model/linear.h"
 
-#include <ATen/ops/linear.h>
-#include <ATen/ops/mm.h>
 #include <ATen/ops/sum.h>
 
 #include "worker/model/autograd_op.h"
+#include "worker/parallel/gemm.h"
 
 namespace muster {
 
@@ -18,20 +17,20 @@ at::Tensor LinearOp(const at::Tensor& x, const ParameterPtr& weight, const Param
   at::Tensor y;
   {
     OpForward forward;
-    y = bias == nullptr ? at::mm(x, weight->data.t()) : at::linear(x, weight->data, bias->data);
+    y = GemmNT(x, weight->data, bias == nullptr ? at::Tensor() : bias->data);
   }
   const at::Tensor bias_data = bias == nullptr ? at::Tensor() : bias->data;
   return RecordOp(y, {x, weight->data, bias_data},
                   [x, weight, bias](const TensorList& grads, const NeedsGrad& needs) {
                     const at::Tensor dy = grads[0].contiguous();
                     TensorList result(3);
-                    if (needs[0]) result[0] = at::mm(dy, weight->data);
+                    if (needs[0]) result[0] = GemmNN(dy, weight->data);
                     if (needs[2]) result[2] = DeliverGrad(*bias, at::sum(dy, {0}));
                     if (needs[1]) {
                       if (weight->main_grad.defined()) {
                         weight->AccumulateGradGemm(dy, x);
                       } else {
-                        result[1] = at::mm(dy.t(), x);
+                        result[1] = GemmTN(dy, x);
                       }
                     }
                     return result;

@@ -5,6 +5,7 @@
 #include "worker/model/autograd_op.h"
 #include "worker/model/linear.h"
 #include "worker/model/row_ops.h"
+#include "worker/parallel/gemm.h"
 
 namespace muster {
 namespace {
@@ -58,7 +59,7 @@ at::Tensor LmHeadLossOp(const at::Tensor& hidden, const ParameterPtr& weight,
   row_ops::CrossEntropyResult out;
   {
     OpForward forward;
-    logits = at::mm(hidden, weight->data.t());
+    logits = GemmNT(hidden, weight->data);
     out = CrossEntropy(logits, labels);
   }
   return RecordOp(out.loss, {hidden, weight->data},
@@ -67,12 +68,12 @@ at::Tensor LmHeadLossOp(const at::Tensor& hidden, const ParameterPtr& weight,
                     LogitsToGradient(logits, lse, labels, grads[0]);
                     const at::Tensor& dlogits = logits;
                     TensorList result(2);
-                    if (needs[0]) result[0] = at::mm(dlogits, weight->data);
+                    if (needs[0]) result[0] = GemmNN(dlogits, weight->data);
                     if (needs[1]) {
                       if (weight->main_grad.defined()) {
                         weight->AccumulateGradGemm(dlogits, hidden);
                       } else {
-                        result[1] = at::mm(dlogits.t(), hidden);
+                        result[1] = GemmTN(dlogits, hidden);
                       }
                     }
                     return result;

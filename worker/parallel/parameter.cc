@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
+#include "worker/parallel/gemm.h"
 
 namespace muster {
 
@@ -24,19 +25,20 @@ void Parameter::AccumulateGrad(const at::Tensor& grad) {
 void Parameter::AccumulateGradGemm(const at::Tensor& a, const at::Tensor& b) {
   MUSTER_CHECK_MSG(main_grad.defined(), absl::StrCat(name, " has no main_grad"));
   at::NoGradGuard no_grad;
-  const at::Tensor a_t = a.t();  // (out, n), a view: the product reads it transposed
-  if (main_grad.scalar_type() != a.scalar_type()) {
-    // bf16 operands, fp32 buffer: the product is accumulated in fp32 and rounded once.
-    AccumulateGrad(at::mm(a_t, b));
+  if (main_grad.scalar_type() == at::kDouble && a.scalar_type() == at::kDouble) {
+    const at::Tensor a_t = a.t();  // (out, n), a view: the product reads it transposed
+    if (main_grad_is_zero) {
+      at::mm_out(main_grad, a_t, b);
+    } else {
+      main_grad.addmm_(a_t, b);
+    }
+    main_grad_is_zero = false;
+    if (sink != nullptr) sink->GradReady(*this);
     return;
   }
-  if (main_grad_is_zero) {
-    at::mm_out(main_grad, a_t, b);
-  } else {
-    main_grad.addmm_(a_t, b);
-  }
-  main_grad_is_zero = false;
-  if (sink != nullptr) sink->GradReady(*this);
+  // A product of its own and one pass over the weight: the faster library gives no sum in place.
+  // bf16 operands are accumulated in fp32 and rounded once.
+  AccumulateGrad(GemmTN(a, b));
 }
 
 void Parameter::AccumulateGradRows(const at::Tensor& ids, const at::Tensor& rows) {
