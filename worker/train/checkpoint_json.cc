@@ -136,8 +136,9 @@ std::string EncodeRngState(const std::map<std::string, std::string>& regions) {
 
 absl::StatusOr<std::map<std::string, std::string>> DecodeRngState(const std::string& text) {
   try {
+    const json value = json::parse(text);  // outlives the loop over its members
     std::map<std::string, std::string> regions;
-    for (const auto& [name, hex] : json::parse(text).at("rng").items()) {
+    for (const auto& [name, hex] : value.at("rng").items()) {
       regions[name] = absl::HexStringToBytes(hex.get<std::string>());
     }
     return regions;

@@ -28,7 +28,8 @@ absl::StatusOr<CommunicatorPtr> FormWorld(const SessionOptions& options,
   const absl::Duration limit = absl::Minutes(spec.parallel.distributed_timeout_minutes);
   ControlClient& client = options.client;
   if (assignment.rank == 0) {
-    ASSIGN_OR_RETURN(std::string id, options.make_unique_id(spec.parallel.distributed_backend));
+    ASSIGN_OR_RETURN(std::string id,
+                     options.make_unique_id(spec.parallel.distributed_backend, assignment));
     client.Send(PublishUniqueIdMessage{.epoch = assignment.epoch, .id = std::move(id)});
   }
   ASSIGN_OR_RETURN(std::string unique_id, client.WaitForUniqueId(assignment.epoch, limit));
@@ -49,8 +50,25 @@ absl::StatusOr<c10::Device> ParseDevice(const std::string& name) {
   }
 }
 
+// torch's and autograd's exceptions end here.
+template <typename Body>
+absl::StatusOr<TrainingResult> CatchExceptions(const Body& body) {
+  try {
+    return body();
+  } catch (const CollectiveError& error) {
+    return error.status;
+  } catch (const c10::Error& error) {
+    return absl::InternalError(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    return absl::InternalError(error.what());
+  }
+}
+
+// `world` stays with the caller: a rank that took its connections down now could fail the last
+// operation of a slower peer.
 absl::StatusOr<TrainingResult> RunAssignment(const SessionOptions& options,
-                                             const AssignMessage& assignment) {
+                                             const AssignMessage& assignment,
+                                             CommunicatorPtr* kept_world) {
   ControlClient& client = options.client;
   auto phase = [&](const char* name) {
     client.Send(PhaseMessage{.epoch = assignment.epoch, .phase = name, .detail = ""});
@@ -75,16 +93,17 @@ absl::StatusOr<TrainingResult> RunAssignment(const SessionOptions& options,
   // From here on an abort frees whatever waits, the forming itself included.
   client.OnAbort(assignment.epoch, [world](const std::string& reason) { world->Abort(reason); });
   RETURN_IF_ERROR(Annotate(world->Barrier()->Wait(), "forming the world's communicator"));
-  absl::StatusOr<TrainingResult> result =
-      RunTraining(TrainingOptions{.spec = spec,
-                                  .world = world,
-                                  .host = client,
-                                  .providers = providers,
-                                  .clock = options.clock,
-                                  .epoch = assignment.epoch,
-                                  .directives_through = assignment.directives_through,
-                                  .device = device,
-                                  .process_start = options.clock.Steady()});
+  *kept_world = world;
+  const TrainingOptions training{.spec = spec,
+                                 .world = world,
+                                 .host = client,
+                                 .providers = providers,
+                                 .clock = options.clock,
+                                 .epoch = assignment.epoch,
+                                 .directives_through = assignment.directives_through,
+                                 .device = device,
+                                 .process_start = options.clock.Steady()};
+  absl::StatusOr<TrainingResult> result = CatchExceptions([&] { return RunTraining(training); });
   client.OnAbort(assignment.epoch, nullptr);
   // Peers that wait for this rank are freed at once instead of at their time-out.
   if (!result.ok()) world->Abort(std::string(result.status().message()));
@@ -96,18 +115,12 @@ absl::StatusOr<TrainingResult> RunAssignment(const SessionOptions& options,
 int RunSession(const SessionOptions& options) {
   ControlClient& client = options.client;
   client.Send(HelloMessage{.pid = ::getpid()});
+  CommunicatorPtr kept_world;  // of the last assignment, until the next or the end
   while (std::optional<AssignMessage> assignment = client.WaitForAssignment()) {
     SetLogName(absl::StrCat("trainer r", assignment->rank));
-    absl::StatusOr<TrainingResult> result = absl::UnknownError("not run");
-    try {
-      result = RunAssignment(options, *assignment);
-    } catch (const CollectiveError& error) {
-      result = error.status;
-    } catch (const c10::Error& error) {
-      result = absl::InternalError(error.what_without_backtrace());
-    } catch (const std::exception& error) {
-      result = absl::InternalError(error.what());
-    }
+    kept_world.reset();
+    const absl::StatusOr<TrainingResult> result =
+        CatchExceptions([&] { return RunAssignment(options, *assignment, &kept_world); });
     if (result.ok()) {
       MUSTER_LOG(kInfo) << "done: " << result->reason;
       client.Send(DoneMessage{

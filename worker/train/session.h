@@ -28,7 +28,8 @@ struct SessionOptions {
   Clock& clock;
   // Rank 0 makes the world's unique ID (ncclGetUniqueId; on gloo a random name). Backends come from
   // main: gloo always, NCCL in the CUDA build.
-  std::function<absl::StatusOr<std::string>(const std::string& backend)> make_unique_id;
+  std::function<absl::StatusOr<std::string>(const std::string& backend, const AssignMessage&)>
+      make_unique_id;
   // form_world may return before the members are connected: the first operation then waits for
   // that.
   std::function<absl::StatusOr<CommunicatorPtr>(const FormWorldOptions&)> form_world;

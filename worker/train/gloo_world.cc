@@ -1,0 +1,29 @@
+#include "worker/train/gloo_world.h"
+
+#include <random>
+
+#include "absl/strings/escaping.h"
+#include "worker/comm/gloo_communicator.h"
+
+namespace muster {
+
+std::string MakeGlooUniqueId() {
+  std::random_device random;
+  std::string bytes;
+  for (int i = 0; i < 16; ++i) bytes.push_back(static_cast<char>(random() & 0xff));
+  return absl::BytesToHexString(bytes);
+}
+
+absl::StatusOr<CommunicatorPtr> FormGlooWorldOf(const FormWorldOptions& options) {
+  const std::string& host = options.assignment.host_address;
+  return StartGlooWorld({.name = "world",
+                         .rank = options.assignment.rank,
+                         .size = options.assignment.world_size,
+                         .epoch = options.assignment.epoch,
+                         .store = options.store,
+                         .host = host.empty() ? "127.0.0.1" : host,
+                         .form_limit = options.limit,
+                         .operation_limit = options.operation_limit});
+}
+
+}  // namespace muster

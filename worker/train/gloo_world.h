@@ -1,0 +1,15 @@
+// The world of an assignment over gloo.
+#pragma once
+
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "worker/train/session.h"
+
+namespace muster {
+
+// Gloo needs no ID of its own; a random name keeps the keys of two attempts apart all the same.
+std::string MakeGlooUniqueId();
+absl::StatusOr<CommunicatorPtr> FormGlooWorldOf(const FormWorldOptions& options);
+
+}  // namespace muster
