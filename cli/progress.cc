@@ -86,6 +86,20 @@ void Progress::OnRecord(const v1::JobStatus& job, const v1::MetricsRecord& recor
 }
 
 void Progress::OnJob(const v1::JobStatus& job, absl::Duration now) {
+  // Evaluating and saving come and go with every interval: their results say enough.
+  const bool was_training = last_state_ == v1::JOB_STATE_RUNNING ||
+                            last_state_ == v1::JOB_STATE_EVALUATING ||
+                            last_state_ == v1::JOB_STATE_CHECKPOINTING;
+  const bool told = job.state() == v1::JOB_STATE_QUEUED || job.state() == v1::JOB_STATE_FORMING ||
+                    job.state() == v1::JOB_STATE_RECOVERING ||
+                    (job.state() == v1::JOB_STATE_RUNNING && !was_training);
+  if (told && (job.state() != last_state_ || job.progress() != last_progress_)) {
+    const std::string detail = job.progress().empty() ? job.reason() : job.progress();
+    PrintLine(absl::StrCat(job.job_id(), " ", StateName(job.state()), detail.empty() ? "" : ": ",
+                           detail));
+    last_progress_ = job.progress();
+  }
+  last_state_ = job.state();
   for (; num_evaluations_ < job.evaluations_size(); ++num_evaluations_) {
     const v1::Evaluation& evaluation = job.evaluations(num_evaluations_);
     PrintLine(absl::StrFormat("%s loss %.6f | ppl %.4f | at iteration %d%s", evaluation.split(),
@@ -97,19 +111,6 @@ void Progress::OnJob(const v1::JobStatus& job, absl::Duration now) {
     PrintLine(
         absl::StrCat("checkpoint of iteration ", checkpoint.iteration(), ": ", checkpoint.path()));
   }
-  // Evaluating and saving come and go with every interval: their results say enough.
-  const bool told =
-      job.state() == v1::JOB_STATE_QUEUED || job.state() == v1::JOB_STATE_FORMING ||
-      job.state() == v1::JOB_STATE_RECOVERING ||
-      (job.state() == v1::JOB_STATE_RUNNING &&
-       (last_state_ == v1::JOB_STATE_FORMING || last_state_ == v1::JOB_STATE_RECOVERING));
-  if (told && (job.state() != last_state_ || job.progress() != last_progress_)) {
-    const std::string detail = job.progress().empty() ? job.reason() : job.progress();
-    PrintLine(absl::StrCat(job.job_id(), " ", StateName(job.state()), detail.empty() ? "" : ": ",
-                           detail));
-    last_progress_ = job.progress();
-  }
-  last_state_ = job.state();
 }
 
 void Progress::OnEnd(const v1::JobStatus& job) {

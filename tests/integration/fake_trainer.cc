@@ -1,0 +1,162 @@
+// Stands in for muster-trainer where only the agent and the control plane are under test: speaks
+// the control protocol, "trains" by waiting, acts on directives, and misbehaves as its environment
+// (resources.env of the spec) says:
+//   FAKE_STEP_MS        length of a step
+//   FAKE_CRASH_RANK, FAKE_CRASH_STEP   this rank kills itself at this step with SIGSEGV
+//   FAKE_IGNORE_SHUTDOWN               stays when told to leave (until it is killed)
+#include <poll.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <optional>
+#include <string>
+
+#include "absl/strings/numbers.h"
+#include "common/control/messages.h"
+#include "common/spec/spec_json.h"
+
+namespace muster {
+namespace {
+
+constexpr int kControlFd = 3;
+
+int FromEnvironment(const char* name, int fallback) {
+  const char* text = getenv(name);
+  int value = fallback;
+  if (text != nullptr && !absl::SimpleAtoi(text, &value)) return fallback;
+  return value;
+}
+
+class FakeTrainer {
+ public:
+  int Run() {
+    Send(HelloMessage{.pid = getpid()});
+    while (!leaving_) Receive(-1);
+    return 0;
+  }
+
+ private:
+  void Send(const TrainerToAgent& message) {
+    const std::string line = Encode(message);
+    if (write(kControlFd, line.data(), line.size()) != ssize_t(line.size())) _exit(1);
+  }
+
+  // Handles what comes within `limit_ms` (-1: for ever).
+  void Receive(int limit_ms) {
+    pollfd polled = {kControlFd, POLLIN, 0};
+    if (poll(&polled, 1, limit_ms) <= 0) return;
+    char bytes[4096];
+    const ssize_t count = read(kControlFd, bytes, sizeof(bytes));
+    if (count <= 0) _exit(0);  // the agent is gone
+    pending_.append(bytes, count);
+    for (size_t end; (end = pending_.find('\n')) != std::string::npos;) {
+      const std::string line = pending_.substr(0, end);
+      pending_.erase(0, end + 1);
+      const auto message = DecodeAgentToTrainer(line);
+      if (!message.ok()) {
+        fprintf(stderr, "bad message: %s\n", std::string(message.status().message()).c_str());
+        _exit(1);
+      }
+      std::visit([this](const auto& m) { On(m); }, *message);
+    }
+  }
+
+  void On(const AssignMessage& assign) {
+    assign_ = assign;
+    printf("rank %d of %d\n", assign.rank, assign.world_size);
+    fflush(stdout);
+    Send(PhaseMessage{.epoch = assign.epoch, .phase = "forming"});
+    if (assign.rank == 0) {
+      Send(PublishUniqueIdMessage{.epoch = assign.epoch, .id = "abcd"});
+    }
+  }
+  void On(const UniqueIdMessage& id) {
+    if (!assign_ || id.epoch != assign_->epoch || training_) return;
+    Train();
+  }
+  void On(const DirectiveMessage& message) { directives_.push_back(message.directive); }
+  void On(const AbortMessage&) { aborted_ = true; }
+  void On(const ShutdownMessage&) {
+    if (getenv("FAKE_IGNORE_SHUTDOWN") != nullptr) {
+      while (true) pause();
+    }
+    leaving_ = true;
+  }
+  void On(const StoreReplyMessage&) {}
+
+  void Train() {
+    training_ = true;
+    const JobSpec spec = ParseJobSpec(assign_->spec_json).spec;
+    const int64_t epoch = assign_->epoch, last = spec.training.train_iters.value_or(10);
+    const int step_ms = FromEnvironment("FAKE_STEP_MS", 5);
+    Send(PhaseMessage{.epoch = epoch, .phase = "training"});
+    std::string reason = "trained all iterations";
+    for (int64_t step = 1; step <= last && !aborted_ && !leaving_; ++step) {
+      Receive(step_ms);
+      if (assign_->rank == FromEnvironment("FAKE_CRASH_RANK", -1) &&
+          step == FromEnvironment("FAKE_CRASH_STEP", 3)) {
+        fprintf(stderr, "about to crash at step %d\n", int(step));
+        raise(SIGSEGV);
+      }
+      if (assign_->rank == 0) {
+        Send(StepMessage{.epoch = epoch,
+                         .iteration = step,
+                         .consumed_samples = step * 2,
+                         .lm_loss = 5.0 / double(step) + 0.1,
+                         .grad_norm = 1.0 / 3.0,
+                         .learning_rate = 1e-3,
+                         .elapsed_ms = double(step_ms),
+                         .tokens_per_s = 1000});
+      }
+      if (Obey(epoch, step, &reason)) break;
+    }
+    training_ = false;
+    if (!aborted_ && !leaving_) Send(DoneMessage{.epoch = epoch, .reason = reason});
+  }
+
+  // True when a directive ends the run.
+  bool Obey(int64_t epoch, int64_t step, std::string* reason) {
+    bool ends = false;
+    while (!directives_.empty()) {
+      const Directive directive = directives_.front();
+      directives_.pop_front();
+      const bool saves = directive.kind == Directive::Kind::kCheckpoint ||
+                         directive.kind == Directive::Kind::kCheckpointAndStop;
+      if (saves && assign_->rank == 0) {
+        Send(CheckpointMessage{
+            .epoch = epoch, .iteration = step, .path = "/fake/checkpoint", .ok = true});
+      }
+      if (directive.kind == Directive::Kind::kEvaluate && assign_->rank == 0) {
+        Send(EvaluationMessage{.epoch = epoch,
+                               .iteration = step,
+                               .split = "valid",
+                               .lm_loss = 1.5,
+                               .ppl = std::exp(1.5)});
+      }
+      if (directive.kind == Directive::Kind::kStop ||
+          directive.kind == Directive::Kind::kCheckpointAndStop) {
+        *reason = "stop directive: " + directive.reason;
+        ends = true;
+      }
+    }
+    return ends;
+  }
+
+  std::string pending_;
+  std::optional<AssignMessage> assign_;
+  std::deque<Directive> directives_;
+  bool training_ = false, aborted_ = false, leaving_ = false;
+};
+
+}  // namespace
+}  // namespace muster
+
+int main() {
+  signal(SIGPIPE, SIG_IGN);
+  return muster::FakeTrainer().Run();
+}
