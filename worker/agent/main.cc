@@ -115,12 +115,14 @@ absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
   (void)coordinator;
   ASSIGN_OR_RETURN(flags.agent.devices,
                    ParseDevices(flags.device, flags.slots, CountCudaDevices()));
-  flags.agent.trainer_program = FindTrainerProgram(trainer);
+  const bool cuda = flags.agent.devices.front().device != "cpu";
+  flags.agent.trainer_program = FindTrainerProgram(trainer, cuda);
   if (access(flags.agent.trainer_program.c_str(), X_OK) != 0) {
-    return absl::InvalidArgumentError(absl::StrCat("no trainer program at ",
-                                                   flags.agent.trainer_program,
-                                                   ": install muster-trainer there, "
-                                                   "or name it with --trainer"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("no trainer program at ", flags.agent.trainer_program, ": install ",
+                     cuda ? "muster-trainer-cuda (the cuda preset builds it)" : "muster-trainer",
+                     " there, "
+                     "or name it with --trainer"));
   }
   if (flags.agent.name.empty()) {
     char host[256] = "node";

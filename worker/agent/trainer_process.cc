@@ -457,14 +457,15 @@ void TrainerProcess::KillAfter(absl::Duration grace, absl::string_view reason) {
 }
 void TrainerProcess::CloseControl() { impl_->CloseControl(); }
 
-std::string FindTrainerProgram(absl::string_view override_path) {
+std::string FindTrainerProgram(absl::string_view override_path, bool cuda) {
   if (!override_path.empty()) return std::string(override_path);
   char path[4096];
   const ssize_t count = readlink("/proc/self/exe", path, sizeof(path));
   const std::string self(path, count > 0 ? count : 0);
   const size_t slash = self.rfind('/');
-  if (slash == std::string::npos) return "muster-trainer";
-  return absl::StrCat(self.substr(0, slash), "/muster-trainer");
+  const char* const name = cuda ? "muster-trainer-cuda" : "muster-trainer";
+  if (slash == std::string::npos) return name;
+  return absl::StrCat(self.substr(0, slash), "/", name);
 }
 
 }  // namespace muster

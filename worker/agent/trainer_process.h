@@ -82,7 +82,8 @@ class TrainerProcess {
   const std::unique_ptr<Impl> impl_;
 };
 
-// muster-trainer beside the running program. `override_path` wins when not empty.
-std::string FindTrainerProgram(absl::string_view override_path);
+// muster-trainer beside the running program, or muster-trainer-cuda for CUDA devices.
+// `override_path` wins when not empty.
+std::string FindTrainerProgram(absl::string_view override_path, bool cuda);
 
 }  // namespace muster
