@@ -11,7 +11,7 @@
 #include "absl/status/statusor.h"
 #include "worker/model/embedding.h"
 #include "worker/model/layer.h"
-#include "worker/provider/provider.h"
+#include "worker/model/model_chunk.h"
 
 namespace muster {
 
