@@ -29,11 +29,12 @@ int Help(const std::vector<Command>& commands, const std::vector<std::string>& w
 }  // namespace
 
 std::vector<Command> AllCommands() {
-  return {LocalCommand(),    SubmitCommand(),         ListCommand(),        StatusCommand(),
-          WatchCommand(),    LogsCommand(),           CancelCommand(),      CheckpointCommand(),
-          EvaluateCommand(), EventsCommand(),         MetricsCommand(),     WorkersCommand(),
-          DrainCommand(),    TopologyCommand(),       PlanCommand(),        ScheduleCommand(),
-          GenerateCommand(), DataPreprocessCommand(), DataInspectCommand(), VersionCommand()};
+  return {LocalCommand(),      SubmitCommand(),         ListCommand(),        StatusCommand(),
+          WatchCommand(),      LogsCommand(),           CancelCommand(),      CheckpointCommand(),
+          EvaluateCommand(),   EventsCommand(),         MetricsCommand(),     WorkersCommand(),
+          DrainCommand(),      TopologyCommand(),       PlanCommand(),        ScheduleCommand(),
+          GenerateCommand(),   DataPreprocessCommand(), DataInspectCommand(), CkptInspectCommand(),
+          CkptVerifyCommand(), VersionCommand()};
 }
 
 int RunMuster(const std::vector<std::string>& words) {

@@ -26,6 +26,8 @@ Command ScheduleCommand();
 Command GenerateCommand();
 Command DataPreprocessCommand();
 Command DataInspectCommand();
+Command CkptInspectCommand();
+Command CkptVerifyCommand();
 Command VersionCommand();
 
 // In the order of the help text.

@@ -1,0 +1,107 @@
+#include "worker/agent/convert.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "common/rpc/convert.h"
+
+namespace muster {
+namespace {
+
+v1::TrainerReport Convert(decltype(TrainerReport::report) report) {
+  ReportBatch batch{.sequence = 7};
+  batch.reports.push_back({.assignment = {"w0", "job", 3}, .rank = 5, .report = std::move(report)});
+  const v1::ReportBatch out = ToProto(batch);
+  EXPECT_EQ(out.sequence(), 7);
+  EXPECT_EQ(out.reports(0).worker(), "w0");
+  EXPECT_EQ(out.reports(0).job_id(), "job");
+  EXPECT_EQ(out.reports(0).epoch(), 3);
+  EXPECT_EQ(out.reports(0).rank(), 5);
+  return out.reports(0);
+}
+
+TEST(ConvertTest, LogLinesBecomeValidUtf8) {
+  struct Row {
+    const char* name;
+    std::string line, expected;
+  };
+  const Row rows[] = {
+      {"plain", "step 1", "step 1"},
+      {"two, three and four bytes", "\xc3\xa4 \xe2\x82\xac \xf0\x9f\x98\x80",
+       "\xc3\xa4 \xe2\x82\xac \xf0\x9f\x98\x80"},
+      {"latin-1", "caf\xe9!", "caf?!"},
+      {"cut at the end", "a\xe2\x82", "a??"},
+      {"overlong", "\xc0\xaf", "??"},
+      {"overlong, three bytes", "\xe0\x80\xaf", "???"},
+      {"surrogate", "\xed\xa0\x80", "???"},
+      {"above the last code point", "\xf4\x90\x80\x80", "????"},
+      {"stray continuation", "\x80x", "?x"},
+  };
+  for (const Row& row : rows) {
+    SCOPED_TRACE(row.name);
+    EXPECT_EQ(Convert(LogLines{{row.line}}).log().lines(0), row.expected);
+  }
+}
+
+TEST(ConvertTest, HowATrainerEndedIsOneOfThree) {
+  EXPECT_EQ(Convert(TrainerExited{.exit_code = 3}).exited().exit_code(), 3);
+  EXPECT_EQ(Convert(TrainerExited{.exit_code = -1, .signal = 9}).exited().signal(), 9);
+  EXPECT_EQ(Convert(TrainerExited{.launch_error = "no"}).exited().launch_error(), "no");
+  EXPECT_EQ(Convert(TrainerExited{}).exited().how_case(), v1::ExitedReport::kExitCode);
+}
+
+TEST(ConvertTest, StepKeepsEveryDigitAndWhatIsAbsent) {
+  const v1::StepReport step =
+      Convert(StepMessage{.iteration = 9, .lm_loss = 1.0 / 3.0, .timers_ms = {{"optimizer", 1.5}}})
+          .step();
+  EXPECT_EQ(step.lm_loss(), 1.0 / 3.0);
+  EXPECT_FALSE(step.has_grad_norm());
+  EXPECT_EQ(step.timers_ms().at("optimizer"), 1.5);
+  const v1::StepReport bad = Convert(StepMessage{.loss_text = "nan"}).step();
+  EXPECT_FALSE(bad.has_lm_loss());
+  EXPECT_EQ(bad.loss_text(), "nan");
+}
+
+TEST(ConvertTest, OrdersKeepTheirFields) {
+  v1::ConnectResponse response;
+  v1::Launch* launch = response.mutable_launch();
+  launch->set_job_id("job");
+  launch->set_epoch(2);
+  launch->set_spec_json("{}");
+  launch->set_world_size(4);
+  launch->set_directives_through(6);
+  v1::Assignment* assignment = launch->add_assignments();
+  assignment->set_worker("w1");
+  assignment->set_rank(3);
+  assignment->set_device("cuda:1");
+  assignment->set_host_address("10.0.0.1");
+  assignment->set_num_threads(8);
+  const auto order = ToOrder(response);
+  ASSERT_TRUE(order.has_value());
+  const auto& got = std::get<LaunchOrder>(*order);
+  EXPECT_EQ(got.job_id, "job");
+  EXPECT_EQ(got.epoch, 2);
+  EXPECT_EQ(got.world_size, 4);
+  EXPECT_EQ(got.directives_through, 6);
+  ASSERT_EQ(got.assignments.size(), 1u);
+  EXPECT_EQ(got.assignments[0].worker, "w1");
+  EXPECT_EQ(got.assignments[0].rank, 3);
+  EXPECT_EQ(got.assignments[0].device, "cuda:1");
+  EXPECT_EQ(got.assignments[0].host_address, "10.0.0.1");
+  EXPECT_EQ(got.assignments[0].num_threads, 8);
+
+  v1::ConnectResponse stop;
+  stop.mutable_stop()->set_worker("w1");
+  *stop.mutable_stop()->mutable_grace() = ToProto(absl::Seconds(3));
+  EXPECT_EQ(std::get<StopOrder>(*ToOrder(stop)).grace, absl::Seconds(3));
+}
+
+TEST(ConvertTest, MessagesOfANewerCoordinatorAreSkipped) {
+  EXPECT_FALSE(ToOrder(v1::ConnectResponse()).has_value());
+  v1::ConnectResponse response;
+  response.mutable_directive()->set_kind(static_cast<v1::DirectiveKind>(99));
+  EXPECT_FALSE(ToOrder(response).has_value());
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,166 @@
+// A trainer process's life: assignments, failures, shutdown, as its agent sees it.
+
+#include "worker/train/session.h"
+
+#include <memory>
+#include <thread>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "tests/worker/train/test_agent.h"
+#include "tests/worker/train/train_test_util.h"
+#include "worker/comm/thread_communicator.h"
+
+namespace muster {
+namespace {
+
+using testing::HasSubstr;
+
+// A session in a thread of its own, and the agent that speaks with it. The worlds of epoch e come
+// from `worlds`.
+class Trainer {
+ public:
+  explicit Trainer(std::vector<CommunicatorPtr> worlds = {})
+      : worlds_(std::move(worlds)), client_(agent.TakeTrainerEnd(), [] {}), thread_([this] {
+          exit_code_ = RunSession(
+              {.client = client_,
+               .clock = clock_,
+               .make_unique_id =
+                   [](const auto&...) { return absl::StatusOr<std::string>("the id"); },
+               .form_world =
+                   [this](const FormWorldOptions& options) -> absl::StatusOr<CommunicatorPtr> {
+                 EXPECT_EQ(options.unique_id, "the id");
+                 EXPECT_EQ(options.backend, "gloo");
+                 return worlds_[static_cast<size_t>(options.assignment.epoch - 1)];
+               }});
+        }) {}
+  ~Trainer() {
+    if (thread_.joinable()) End();
+  }
+
+  int End() {
+    agent.Send(ShutdownMessage{.reason = "the test is over"});
+    thread_.join();
+    return exit_code_;
+  }
+
+  TestAgent agent;
+
+ private:
+  const std::vector<CommunicatorPtr> worlds_;
+  RealClock clock_;
+  ControlClient client_;
+  int exit_code_ = -1;
+  std::thread thread_;
+};
+
+AssignMessage Assign(int64_t epoch, const std::string& spec, int rank = 0, int world_size = 1) {
+  AssignMessage assign;
+  assign.job_id = "job";
+  assign.epoch = epoch;
+  assign.rank = rank;
+  assign.world_size = world_size;
+  assign.spec_json = spec;
+  assign.device = "cpu";
+  return assign;
+}
+
+TEST(SessionTest, TwoAssignmentsThenShutdown) {
+  TrainTestRoot root;
+  const std::string spec =
+      root.Spec({"training.train_iters=3", absl::StrCat("checkpoint.save=", root / "ckpt"),
+                 absl::StrCat("checkpoint.load=", root / "ckpt"), "checkpoint.save_interval=2"});
+  Trainer trainer;
+  EXPECT_GT(trainer.agent.WaitFor<HelloMessage>().pid, 0);
+  trainer.agent.Send(Assign(1, spec));
+  for (int64_t iteration = 1; iteration <= 3; ++iteration) {
+    const auto step = trainer.agent.WaitFor<StepMessage>();
+    EXPECT_EQ(step.epoch, 1);
+    EXPECT_EQ(step.iteration, iteration);
+  }
+  const auto done = trainer.agent.WaitFor<DoneMessage>();
+  EXPECT_EQ(done.epoch, 1);
+  EXPECT_EQ(done.exit_code, 0);
+  EXPECT_EQ(done.reason, "trained 3 iterations");
+
+  // It begins where the first ended: nothing is left to do.
+  trainer.agent.Send(Assign(2, spec));
+  const auto again = trainer.agent.WaitFor<DoneMessage>();
+  EXPECT_EQ(again.epoch, 2);
+  EXPECT_EQ(again.reason, "trained 3 iterations");
+  EXPECT_EQ(trainer.End(), 0);
+}
+
+TEST(SessionTest, AFailedAssignmentIsToldAndTheNextOneRuns) {
+  TrainTestRoot root;
+  Trainer trainer;
+  trainer.agent.Send(Assign(1, "{\"model\": {\"num_layers\": -1}}"));
+  const auto bad_spec = trainer.agent.WaitFor<FailedMessage>();
+  EXPECT_EQ(bad_spec.epoch, 1);
+  EXPECT_THAT(bad_spec.reason, HasSubstr("model.num_layers"));
+  EXPECT_FALSE(bad_spec.collective);
+
+  AssignMessage bad_device = Assign(2, root.Spec());
+  bad_device.device = "abacus";
+  trainer.agent.Send(bad_device);
+  EXPECT_THAT(trainer.agent.WaitFor<FailedMessage>().reason, HasSubstr("abacus"));
+
+  trainer.agent.Send(
+      Assign(3, root.Spec({absl::StrCat("data.data_path=[\"", root / "nothing", "\"]")})));
+  EXPECT_THAT(trainer.agent.WaitFor<FailedMessage>().reason, HasSubstr("nothing"));
+
+  trainer.agent.Send(Assign(4, root.Spec()));
+  EXPECT_EQ(trainer.agent.WaitFor<DoneMessage>().epoch, 4);
+}
+
+TEST(SessionTest, AnAbortEndsAnAttemptOfOneRankToo) {
+  TrainTestRoot root;
+  Trainer trainer;
+  trainer.agent.Send(Assign(1, root.Spec({"training.train_iters=1000000"})));
+  trainer.agent.WaitFor<StepMessage>();
+  trainer.agent.Send(AbortMessage{.epoch = 1, .reason = "the coordinator wants it"});
+  const auto failed = trainer.agent.WaitFor<FailedMessage>();
+  EXPECT_TRUE(failed.collective);
+  EXPECT_THAT(failed.reason, HasSubstr("the coordinator wants it"));
+  trainer.agent.Send(Assign(2, root.Spec()));
+  EXPECT_EQ(trainer.agent.WaitFor<DoneMessage>().epoch, 2);
+}
+
+TEST(SessionTest, TwoRanksFormTheWorldByUniqueIdAndDirectivesReachThem) {
+  TrainTestRoot root;
+  const std::string spec = root.Spec({"training.train_iters=1000000", "resources.world_size=2"});
+  const auto first = MakeThreadWorld(2);
+  const auto second = MakeThreadWorld(2);
+  Trainer zero({first[0], second[0]}), one({first[1], second[1]});
+  Trainer* const trainers[] = {&zero, &one};
+  for (int64_t epoch = 1; epoch <= 2; ++epoch) {
+    for (int rank = 0; rank < 2; ++rank) trainers[rank]->agent.Send(Assign(epoch, spec, rank, 2));
+    EXPECT_EQ(zero.agent.WaitFor<PublishUniqueIdMessage>().epoch, epoch);
+    for (Trainer* trainer : trainers) {
+      trainer->agent.Send(UniqueIdMessage{.epoch = epoch, .id = "the id"});
+    }
+    EXPECT_EQ(zero.agent.WaitFor<StepMessage>().epoch, epoch);
+    if (epoch == 1) {
+      // Only one rank is told: the other's attempt ends with it.
+      one.agent.Send(AbortMessage{.epoch = 1, .reason = "worker lost"});
+      for (Trainer* trainer : trainers) {
+        const auto failed = trainer->agent.WaitFor<FailedMessage>();
+        EXPECT_TRUE(failed.collective);
+        EXPECT_THAT(failed.reason, HasSubstr("worker lost"));
+      }
+      continue;
+    }
+    for (Trainer* trainer : trainers) {
+      trainer->agent.Send(
+          DirectiveMessage{.epoch = 2, .directive = {1, Directive::Kind::kStop, "enough"}});
+    }
+    for (Trainer* trainer : trainers) {
+      EXPECT_EQ(trainer->agent.WaitFor<DoneMessage>().reason, "directive 1: enough");
+    }
+  }
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,244 @@
+#include "tests/worker/train/train_test_util.h"
+
+#include <stdlib.h>
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <thread>
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/mul.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "common/dataset/indexed_dataset_builder.h"
+#include "common/files/file_ops.h"
+#include "common/spec/spec_json.h"
+#include "common/tokenizer/byte_tokenizer.h"
+#include "worker/comm/self_communicator.h"
+#include "worker/comm/thread_communicator.h"
+#include "worker/data/build_datasets.h"
+#include "worker/provider/builtin.h"
+#include "worker/provider/gpt_forward_step.h"
+#include "worker/train/training.h"
+
+namespace muster {
+namespace {
+
+constexpr char kTinySpec[] = R"({
+  "name": "tiny",
+  "model": {"num_layers": 2, "hidden_size": 16, "num_attention_heads": 2, "seq_length": 16,
+            "attention_dropout": 0, "hidden_dropout": 0, "make_vocab_size_divisible_by": 1},
+  "data": {"split": "8,1,1"},
+  "training": {"micro_batch_size": 2, "global_batch_size": 8, "train_iters": 6},
+  "optimizer": {"lr": 0.01},
+  "schedule": {"min_lr": 0.001},
+  "evaluation": {"eval_iters": 0},
+  "parallel": {"distributed_backend": "gloo"},
+  "resources": {"device": "cpu"}
+})";
+
+absl::Status WriteData(const std::string& prefix) {
+  auto builder = IndexedDatasetBuilder::Create(prefix, TokenType::kUint16);
+  if (!builder.ok()) return builder.status();
+  for (int64_t document = 0; document < 60; ++document) {
+    std::vector<int64_t> tokens;
+    for (int64_t i = 0; i < 5 + document * 7 % 41; ++i) tokens.push_back((document + i) % 11);
+    tokens.push_back(ByteTokenizer::kEod);
+    if (absl::Status status = builder->AddDocument(tokens); !status.ok()) return status;
+  }
+  return builder->Finish();
+}
+
+// GPT's forward step, whose loss is NaN at one microbatch.
+class NanForwardStep final : public ForwardStep {
+ public:
+  explicit NanForwardStep(int64_t at_microbatch) : at_microbatch_(at_microbatch) {}
+  absl::StatusOr<ForwardStepResult> Run(DataIterator& data, ModelChunk& model,
+                                        const at::Tensor& input) override {
+    auto result = gpt_.Run(data, model, input);
+    if (!result.ok() || ++microbatch_ != at_microbatch_) return result;
+    result->loss_function = [inner = result->loss_function](const at::Tensor& output) {
+      return inner(at::mul(output, std::nan("")));
+    };
+    return result;
+  }
+
+ private:
+  GptForwardStep gpt_;
+  const int64_t at_microbatch_;
+  int64_t microbatch_ = 0;
+};
+
+// Training data with fewer samples than the run needs.
+class ShortDatasetProvider final : public DatasetProvider {
+ public:
+  explicit ShortDatasetProvider(int64_t samples) : samples_(samples) {}
+  absl::StatusOr<Datasets> Build(const DatasetRequest& request) override {
+    auto built = BuildGptDatasets({.spec = request.spec,
+                                   .sizes = request.sizes,
+                                   .train_samples = samples_,
+                                   .valid_samples = 0,
+                                   .test_samples = 0,
+                                   .build_cache = request.build_cache});
+    if (!built.ok()) return built.status();
+    return Datasets{.train = std::make_shared<FirstSamples>(built->train, samples_)};
+  }
+
+ private:
+  class FirstSamples final : public Dataset {
+   public:
+    FirstSamples(std::shared_ptr<const Dataset> all, int64_t size)
+        : all_(std::move(all)), size_(size) {}
+    int64_t size() const override { return size_; }
+    absl::StatusOr<Batch> Collate(const std::vector<int64_t>& indices) const override {
+      return all_->Collate(indices);
+    }
+
+   private:
+    const std::shared_ptr<const Dataset> all_;
+    const int64_t size_;
+  };
+  const int64_t samples_;
+};
+
+}  // namespace
+
+TrainTestRoot::TrainTestRoot() {
+  std::string name = testing::TempDir() + "/muster_train_XXXXXX";
+  path_ = mkdtemp(name.data());
+  const absl::Status written = WriteData(path_ + "/data");
+  EXPECT_TRUE(written.ok()) << written;
+}
+
+TrainTestRoot::~TrainTestRoot() { std::filesystem::remove_all(path_); }
+
+std::string TrainTestRoot::Spec(const std::vector<std::string>& settings) const {
+  std::vector<std::string> all = {absl::StrCat("data.data_path=[\"", path_, "/data\"]"),
+                                  absl::StrCat("data.data_cache_path=", path_, "/cache")};
+  all.insert(all.end(), settings.begin(), settings.end());
+  auto text = ApplySetOptions(kTinySpec, all);
+  EXPECT_TRUE(text.ok()) << text.status();
+  for (const SpecProblem& problem : ParseJobSpec(*text).problems) {
+    ADD_FAILURE() << "the test's spec: " << problem.ToString();
+  }
+  return *text;
+}
+
+void ScriptedHost::Send(TrainerToAgent message) {
+  MutexLock lock(&mu_);
+  messages.push_back(std::move(message));
+}
+
+std::vector<Directive> ScriptedHost::TakeDirectives() {
+  const int64_t step = ++step_;
+  if (auto it = before_end_of.find(step); it != before_end_of.end()) it->second();
+  auto it = deliveries.find(step);
+  return it == deliveries.end() ? std::vector<Directive>() : it->second;
+}
+
+bool ScriptedHost::ExitSignalReceived() {
+  return ++asked_for_ >= signal_before_step.value_or(INT64_MAX);
+}
+
+std::vector<RankRun> RunJob(const std::string& spec_json, const RunOptions& options) {
+  at::set_num_threads(1);
+  const JobSpec spec = ParseJobSpec(spec_json).spec;
+  const int size = static_cast<int>(spec.resources.world_size);
+  RealClock real_clock;
+  std::vector<CommunicatorPtr> worlds = MakeThreadWorld(size);
+  std::vector<RankRun> runs(static_cast<size_t>(size));
+  std::vector<std::thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    RankRun& run = runs[static_cast<size_t>(rank)];
+    run.host = std::make_unique<ScriptedHost>();
+    if (options.script) options.script(rank, *run.host);
+    threads.emplace_back([&, rank, world = worlds[static_cast<size_t>(rank)]] {
+      ProviderRegistry providers;
+      RegisterBuiltinProviders(providers);
+      const int64_t nan_at = rank == options.nan_rank ? options.nan_microbatch : 0;
+      EXPECT_TRUE(providers.AddForwardStep("nan", std::make_shared<NanForwardStep>(nan_at)).ok());
+      EXPECT_TRUE(providers
+                      .AddDatasetProvider(
+                          "short", std::make_shared<ShortDatasetProvider>(options.short_samples))
+                      .ok());
+      auto result = RunTraining({.spec = spec,
+                                 .world = world,
+                                 .host = *run.host,
+                                 .providers = providers,
+                                 .clock = options.clock == nullptr ? real_clock : *options.clock,
+                                 .epoch = 1,
+                                 .directives_through = options.directives_through});
+      run.status = result.status();
+      if (!result.ok()) {
+        world->Abort(std::string(result.status().message()));
+        return;
+      }
+      run.exit_code = result->exit_code;
+      run.reason = result->reason;
+      run.iteration = result->iteration;
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  return runs;
+}
+
+std::vector<StepMessage> StepsOf(const std::vector<RankRun>& ranks) {
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    EXPECT_TRUE(ranks[rank].status.ok()) << "rank " << rank << ": " << ranks[rank].status;
+    if (rank > 0) {
+      EXPECT_TRUE(ranks[rank].host->All<StepMessage>().empty()) << "rank " << rank;
+    }
+  }
+  return ranks[0].host->All<StepMessage>();
+}
+
+std::vector<StepMessage> Train(const std::string& spec_json, const RunOptions& options) {
+  return StepsOf(RunJob(spec_json, options));
+}
+
+std::vector<double> Losses(const std::vector<StepMessage>& steps) {
+  std::vector<double> losses;
+  for (const StepMessage& step : steps) losses.push_back(step.lm_loss.value_or(std::nan("")));
+  return losses;
+}
+
+std::vector<double> GradNorms(const std::vector<StepMessage>& steps) {
+  std::vector<double> norms;
+  for (const StepMessage& step : steps) norms.push_back(step.grad_norm.value_or(std::nan("")));
+  return norms;
+}
+
+void ExpectSameCurve(const std::vector<StepMessage>& a, const std::vector<StepMessage>& b,
+                     double tolerance) {
+  ASSERT_EQ(a.size(), b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
+    SCOPED_TRACE(absl::StrCat("iteration ", b[i].iteration));
+    EXPECT_EQ(a[i].iteration, b[i].iteration);
+    EXPECT_EQ(a[i].consumed_samples, b[i].consumed_samples);
+    EXPECT_EQ(a[i].learning_rate, b[i].learning_rate);
+    const auto near = [tolerance](double x, double y, const char* what) {
+      EXPECT_LE(std::abs(x - y), tolerance * std::max(1.0, std::abs(y)))
+          << what << " " << absl::StrCat(x) << " against " << absl::StrCat(y) << ", apart "
+          << x - y;
+    };
+    near(a[i].lm_loss.value(), b[i].lm_loss.value(), "loss");
+    near(a[i].grad_norm.value(), b[i].grad_norm.value(), "grad norm");
+  }
+}
+
+std::map<std::string, std::string> TensorFiles(const std::string& checkpoint) {
+  std::map<std::string, std::string> files;
+  for (const auto& entry : std::filesystem::directory_iterator(checkpoint)) {
+    const std::string name = entry.path().filename().string();
+    if (name == "common.json" || name == "manifest.json") continue;
+    auto bytes = ReadWholeFile(entry.path().string());
+    EXPECT_TRUE(bytes.ok()) << bytes.status();
+    files[name] = *std::move(bytes);
+  }
+  EXPECT_FALSE(files.empty()) << checkpoint;
+  return files;
+}
+
+}  // namespace muster

@@ -1,0 +1,109 @@
+// Runs a whole job in one process: ranks as threads, each through RunTraining, each with a host
+// that records what it is told and plays a script. Free of torch's headers: they are slow to
+// compile.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "common/control/messages.h"
+#include "common/runtime/clock.h"
+#include "common/runtime/mutex.h"
+#include "worker/train/trainer_host.h"
+
+namespace muster {
+
+// A temporary folder with a small data set of bytes ("data": counting sequences of uneven length,
+// easy to learn) and room for checkpoints; removed at the end.
+class TrainTestRoot {
+ public:
+  TrainTestRoot();
+  ~TrainTestRoot();
+  const std::string& path() const { return path_; }
+  std::string operator/(const std::string& name) const { return path_ + "/" + name; }
+
+  // A tiny GPT's spec (2 layers, hidden 16, sequence 16, global batch 8 as 2 a microbatch, 6
+  // iterations, Adam, no dropout, no evaluation, no checkpoints) with `settings`
+  // ("section.field=v").
+  std::string Spec(const std::vector<std::string>& settings = {}) const;
+  // Settings that save to and load from <path>/name.
+  static constexpr char kNoInterval[] = "checkpoint.save_interval=1000";
+
+ private:
+  std::string path_;
+};
+
+// A rank's host. Steps are counted by the calls of TakeDirectives: one a step, from 1 on. Signals
+// are asked for once a step, before it.
+class ScriptedHost final : public TrainerHost {
+ public:
+  void Send(TrainerToAgent message) override;
+  std::vector<Directive> TakeDirectives() override;
+  bool ExitSignalReceived() override;
+
+  // The script, written before the run.
+  std::map<int64_t, std::vector<Directive>> deliveries;    // step -> what arrives before its end
+  std::optional<int64_t> signal_before_step;               // from this step on
+  std::map<int64_t, std::function<void()>> before_end_of;  // step -> done before it is committed
+
+  template <typename Message>
+  std::vector<Message> All() const {
+    std::vector<Message> found;
+    for (const TrainerToAgent& message : messages) {
+      if (const auto* wanted = std::get_if<Message>(&message)) found.push_back(*wanted);
+    }
+    return found;
+  }
+
+  std::vector<TrainerToAgent> messages;  // read after the run
+ private:
+  Mutex mu_;
+  int64_t step_ = 0;       // that TakeDirectives was called for last
+  int64_t asked_for_ = 0;  // that ExitSignalReceived was called for last
+};
+
+struct RankRun {
+  absl::Status status;
+  int exit_code = 0;
+  std::string reason;
+  int64_t iteration = 0;
+  std::unique_ptr<ScriptedHost> host;
+};
+
+struct RunOptions {
+  // rank, its host, before the run.
+  std::function<void(int rank, ScriptedHost& host)> script = {};
+  Clock* clock = nullptr;  // nullptr: the real one
+  // model.forward_step=nan: GPT's, whose loss is NaN on this rank at this microbatch (from 1 on).
+  int nan_rank = 0;
+  int64_t nan_microbatch = 0;
+  // data.dataset_provider=short: this many samples of training data.
+  int64_t short_samples = 0;
+  int64_t directives_through = 0;
+};
+
+// One rank's result for each of resources.world_size ranks. A rank that fails aborts the world.
+std::vector<RankRun> RunJob(const std::string& spec_json, const RunOptions& options = {});
+
+// The steps that a run reported (rank 0 speaks for all while pp is 1); every rank must have ended
+// well.
+std::vector<StepMessage> StepsOf(const std::vector<RankRun>& ranks);
+std::vector<StepMessage> Train(const std::string& spec_json, const RunOptions& options = {});
+
+std::vector<double> Losses(const std::vector<StepMessage>& steps);
+std::vector<double> GradNorms(const std::vector<StepMessage>& steps);
+// |a - b| <= tolerance * max(1, |b|), of losses and gradient norms.
+void ExpectSameCurve(const std::vector<StepMessage>& a, const std::vector<StepMessage>& b,
+                     double tolerance);
+
+// Weights, optimizer and random states of a checkpoint: file name -> bytes. Without the spec and
+// the manifest, which name folders and epochs.
+std::map<std::string, std::string> TensorFiles(const std::string& checkpoint);
+
+}  // namespace muster
