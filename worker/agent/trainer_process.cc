@@ -370,9 +370,10 @@ class TrainerProcess::Impl {
     const bool good = control_lines_.Add(absl::string_view(buffer, count), &lines);
     for (std::string& line : lines) callbacks_.on_message(std::move(line));
     if (good) return true;
-    control_.Reset();
     KillAfter(absl::ZeroDuration(), absl::StrCat("it sent a control line longer than ",
                                                  options_.max_control_line, " bytes"));
+    KillIfDue();  // before it sees the end of file, and leaves as if nothing had been wrong
+    control_.Reset();
     return false;
   }
 

@@ -129,8 +129,8 @@ TEST(LocalTrainingTest, InterruptSavesThenARestartGoesOn) {
   spec["checkpoint"] = {{"save", folder / "checkpoints"},
                         {"load", folder / "checkpoints"},
                         {"save_interval", 1'000'000}};
-  // The decay's length is part of the checkpoint: it must not follow the other train_iters below.
-  spec["schedule"]["lr_decay_iters"] = 1000;
+  // The schedules' lengths are part of the checkpoint and follow from train_iters, which changes.
+  spec["schedule"]["override_opt_param_scheduler"] = true;
   PutFileText(folder / "spec.json", spec.dump());
   const std::vector<std::string> command = {Binary("muster"),  "local",      folder / "spec.json",
                                             "--state-dir",     folder / "s", "--metrics",
