@@ -199,8 +199,9 @@ Command LocalCommand() {
                       {.name = "--spares", .value = "K", .help = "workers beyond those"},
                       {.name = "--state-dir",
                        .value = "DIR",
-                       .help = "logs, the coordinator's state and cluster.json (default: a "
-                               "temporary folder, removed after a success)"},
+                       .help = "logs, the coordinator's state, cluster.json and, at the "
+                               "end, status.json (default: a temporary folder, removed after a "
+                               "success)"},
                       {.name = "--metrics",
                        .value = "FILE",
                        .help = "append each iteration's record as a JSON line"},

@@ -1,5 +1,7 @@
 #include "tests/integration/cluster.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 
 #include <gtest/gtest.h>
@@ -36,9 +38,19 @@ json SmallSpec(int world_size, int train_iters) {
 }
 
 Cluster::Cluster(const std::string& trainer) : trainer_(trainer) {
+  StartCoordinator("127.0.0.1:0");
+}
+
+void Cluster::RestartCoordinator() {
+  coordinator_.reset();
+  unlink((folder_ / "coordinator/coordinator.json").c_str());
+  StartCoordinator(address_);
+}
+
+void Cluster::StartCoordinator(const std::string& listen) {
   coordinator_ = std::make_unique<Process>(
       folder_.path(),
-      std::vector<std::string>{Binary("muster-coordinator"), "--listen", "127.0.0.1:0", "--http",
+      std::vector<std::string>{Binary("muster-coordinator"), "--listen", listen, "--http",
                                "127.0.0.1:0", "--state-dir", folder_ / "coordinator"});
   const std::string file = folder_ / "coordinator/coordinator.json";
   EXPECT_TRUE(Eventually([&] {

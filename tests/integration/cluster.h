@@ -20,6 +20,8 @@ class Cluster {
   // An agent with `slots` CPU workers, named `name` (name/0, name/1, ... with several).
   Process& StartAgent(const std::string& name, int slots);
   Process& coordinator() { return *coordinator_; }
+  // Kills it; the next one listens on the same port.
+  void RestartCoordinator();
   Process& agent(size_t index) { return *agents_[index]; }
   const std::string& address() const { return address_; }
   const TempFolder& folder() const { return folder_; }
@@ -44,6 +46,8 @@ class Cluster {
   std::vector<pid_t> TrainerPids();
 
  private:
+  void StartCoordinator(const std::string& listen);
+
   TempFolder folder_;
   std::string trainer_, address_;
   std::unique_ptr<Process> coordinator_;

@@ -195,6 +195,16 @@ TEST_F(ControlPlaneTest, DrainedWorkerTakesNoJob) {
   EXPECT_EQ(cluster_.WaitForEnd(job)["state"], "COMPLETED");
 }
 
+TEST_F(ControlPlaneTest, AgentsReturnToARestartedCoordinator) {
+  StartTwoWorkers();
+  const std::string before = cluster_.Submit(FakeSpec(2, 5));
+  ASSERT_EQ(cluster_.WaitForEnd(before)["state"], "COMPLETED");
+  cluster_.RestartCoordinator();
+  EXPECT_TRUE(cluster_.WaitForWorkers(2)) << cluster_.last_error;
+  const std::string job = cluster_.Submit(FakeSpec(2, 5));
+  EXPECT_EQ(cluster_.WaitForEnd(job)["state"], "COMPLETED");
+}
+
 // ---- muster local
 
 class LocalTest : public ::testing::Test {
@@ -227,6 +237,7 @@ TEST_F(LocalTest, RunsAJobWithAWholeClusterAndLeavesNothing) {
   EXPECT_EQ(result.code, 0) << result.err << result.out;
   EXPECT_THAT(result.out, HasSubstr("COMPLETED at iteration 20"));
   EXPECT_TRUE(WaitForMetrics(20));
+  EXPECT_EQ(json::parse(FileText(folder_ / "state/status.json"))["iteration"], 20);
   const json description = json::parse(FileText(folder_ / "state/cluster.json"));
   EXPECT_TRUE(description["pids"]["coordinator"].is_number());
   EXPECT_THAT(description["address"].get<std::string>(), HasSubstr("127.0.0.1:"));
