@@ -197,6 +197,7 @@ void ControlClient::ReadLoop() {
     buffer.erase(0, start);
     if (buffer.size() > kMaxControlLine) {
       MUSTER_LOG(kError) << "the agent sent a line of over " << kMaxControlLine << " bytes";
+      ::shutdown(fd_, SHUT_RD);  // its sender must not wait for a reader
       break;
     }
   }

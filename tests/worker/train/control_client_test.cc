@@ -82,7 +82,8 @@ TEST_F(ControlClientTest, DirectivesOfTheNextAttemptWaitForIt) {
   EXPECT_EQ(Begin(5), 5);
   agent_.Send(Assign(6));
   agent_.Send(Order(6, 1));
-  Settle(6);
+  agent_.Send(UniqueIdMessage{.epoch = 6, .id = "read after the order"});
+  while (!client_.WaitForUniqueId(6, absl::Minutes(1)).ok()) std::this_thread::yield();
   EXPECT_THAT(client_.TakeDirectives(), IsEmpty());
   EXPECT_EQ(client_.WaitForAssignment().value().epoch, 6);
   EXPECT_THAT(client_.TakeDirectives(), SizeIs(1));

@@ -118,7 +118,7 @@ TEST(SessionTest, AFailedAssignmentIsToldAndTheNextOneRuns) {
 TEST(SessionTest, AnAbortEndsAnAttemptOfOneRankToo) {
   TrainTestRoot root;
   Trainer trainer;
-  trainer.agent.Send(Assign(1, root.Spec({"training.train_iters=1000000"})));
+  trainer.agent.Send(Assign(1, root.Spec({"training.train_iters=100000"})));
   trainer.agent.WaitFor<StepMessage>();
   trainer.agent.Send(AbortMessage{.epoch = 1, .reason = "the coordinator wants it"});
   const auto failed = trainer.agent.WaitFor<FailedMessage>();
@@ -130,7 +130,7 @@ TEST(SessionTest, AnAbortEndsAnAttemptOfOneRankToo) {
 
 TEST(SessionTest, TwoRanksFormTheWorldByUniqueIdAndDirectivesReachThem) {
   TrainTestRoot root;
-  const std::string spec = root.Spec({"training.train_iters=1000000", "resources.world_size=2"});
+  const std::string spec = root.Spec({"training.train_iters=100000", "resources.world_size=2"});
   const auto first = MakeThreadWorld(2);
   const auto second = MakeThreadWorld(2);
   Trainer zero({first[0], second[0]}), one({first[1], second[1]});
