@@ -114,6 +114,16 @@ TEST_F(TrainingTest, TrainedModelGenerates) {
   EXPECT_EQ(result.out, cluster_.Muster(words).out) << "the same seed, the same text";
 }
 
+TEST_F(TrainingTest, TerminatedAgentSavesACheckpointFirst) {
+  const std::string job = cluster_.Submit(SpecThatSaves(1'000'000));
+  ASSERT_TRUE(cluster_.WaitForIteration(job, 2)) << cluster_.last_error;
+  cluster_.agent(0).Signal(SIGTERM);
+  EXPECT_EQ(cluster_.agent(0).Wait(), 0) << cluster_.agent(0).Stderr();
+  EXPECT_TRUE(CheckpointsAreThere());
+  EXPECT_TRUE(cluster_.NoTrainerLeft());
+  EXPECT_EQ(cluster_.WaitForEnd(job)["checkpoints"].size(), 1u);
+}
+
 TEST_F(TrainingTest, KilledAgentLeavesNoTrainer) {
   const std::string job = cluster_.Submit(SmallSpec(2, 1'000'000));
   ASSERT_TRUE(cluster_.WaitForIteration(job, 1)) << cluster_.last_error;
