@@ -103,7 +103,7 @@ absl::StatusOr<TrainingResult> RunAssignment(const SessionOptions& options,
                                  .directives_through = assignment.directives_through,
                                  .device = device,
                                  .process_start = options.clock.Steady()};
-  absl::StatusOr<TrainingResult> result = CatchExceptions([&] { return RunTraining(training); });
+  absl::StatusOr<TrainingResult> result = RunTraining(training);
   client.OnAbort(assignment.epoch, nullptr);
   // Peers that wait for this rank are freed at once instead of at their time-out.
   if (!result.ok()) world->Abort(std::string(result.status().message()));

@@ -188,6 +188,34 @@ TEST(TrainingTest, WithoutTheCheckANanIsReportedAndTrainingGoesOn) {
   EXPECT_EQ(steps[2].loss_text, "nan");
 }
 
+TEST(TrainingTest, Fp16OverflowSkipsStepsOnAllRanksUntilTheScaleFits) {
+  TrainTestRoot root;
+  const auto steps = Train(root.Spec({"training.fp16=true", "training.initial_loss_scale=268435456",
+                                      "training.hysteresis=1", "training.train_iters=25",
+                                      "schedule.lr_warmup_iters=24", "resources.world_size=2"}));
+  ASSERT_THAT(steps, SizeIs(25));
+  double scale = 268435456;
+  double rate = 0;
+  int64_t num_skipped = 0;
+  for (const StepMessage& step : steps) {
+    SCOPED_TRACE(absl::StrCat("iteration ", step.iteration));
+    EXPECT_EQ(step.loss_scale, scale);
+    EXPECT_EQ(step.consumed_samples, 8 * step.iteration);
+    EXPECT_TRUE(step.lm_loss.has_value());
+    if (step.skipped) {
+      ++num_skipped;
+      scale /= 2;
+      EXPECT_EQ(step.learning_rate, rate);
+    } else {
+      EXPECT_GT(step.learning_rate, rate);
+    }
+    rate = step.learning_rate;
+  }
+  EXPECT_GT(num_skipped, 2);
+  EXPECT_LT(num_skipped, 20);
+  EXPECT_LT(Losses(steps).back(), Losses(steps).front());
+}
+
 TEST(TrainingTest, DataThatEndsEarlyIsAClearError) {
   TrainTestRoot root;
   const auto ranks =
