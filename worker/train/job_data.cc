@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <limits>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
@@ -25,6 +26,28 @@ absl::Status AgreeOnStatus(const absl::Status& mine, Communicator& world, c10::D
   return absl::OkStatus();
 }
 
+bool IsFullValidation(const JobState& state, const std::string& split) {
+  return state.spec.data.full_validation && split == "valid";
+}
+
+int64_t EvaluationBatch(const JobState& state) {
+  return state.spec.evaluation.eval_global_batch_size.value_or(state.sizes.global_batch_size);
+}
+
+// Each rank needs something to evaluate: one batch, or a sample of its own.
+absl::Status CheckEvaluationSize(const JobState& state, const std::string& split,
+                                 const Dataset& dataset) {
+  const int64_t batch = EvaluationBatch(state), ranks = state.sizes.data_parallel_size;
+  const bool full = IsFullValidation(state, split);
+  if (dataset.size() >= (full ? ranks : batch)) return absl::OkStatus();
+  const std::string need = full ? absl::StrCat("one for each of ", ranks, " data-parallel ranks")
+                                : absl::StrCat("one evaluation batch of ", batch);
+  return absl::FailedPreconditionError(
+      absl::StrCat("the ", split, " data has ", dataset.size(), " samples, fewer than ", need,
+                   ": raise its share in data.split",
+                   full ? "" : " or lower evaluation.eval_global_batch_size"));
+}
+
 }  // namespace
 
 absl::StatusOr<JobData> JobData::Build(const JobState& state, const ProviderRegistry& providers) {
@@ -45,6 +68,13 @@ absl::StatusOr<JobData> JobData::Build(const JobState& state, const ProviderRegi
   if (!builds) datasets = provider->Build(request);
   RETURN_IF_ERROR(AgreeOnStatus(datasets.status(), state.parallel.world(), state.device,
                                 "opening the data sets"));
+  // Not at the end of a long training.
+  if (state.spec.evaluation.eval_iters > 0) {
+    for (const auto& [split, dataset] :
+         {std::pair("valid", datasets->valid), std::pair("test", datasets->test)}) {
+      if (dataset != nullptr) RETURN_IF_ERROR(CheckEvaluationSize(state, split, *dataset));
+    }
+  }
   return JobData(*std::move(datasets));
 }
 
@@ -67,11 +97,12 @@ absl::StatusOr<JobData::EvaluationPass> JobData::Evaluation(const JobState& stat
   const std::shared_ptr<const Dataset>& dataset =
       split == "valid" ? datasets_.valid : datasets_.test;
   if (dataset == nullptr) return absl::NotFoundError(absl::StrCat("there is no ", split, " data"));
+  RETURN_IF_ERROR(CheckEvaluationSize(state, split, *dataset));
   const int64_t micro = state.spec.training.micro_batch_size;
   const int64_t dp = state.sizes.data_parallel_size;
   const int dp_rank = state.parallel.coordinates().dp;
   EvaluationPass pass;
-  if (state.spec.data.full_validation && split == "valid") {
+  if (IsFullValidation(state, split)) {
     pass.eval_iters = std::numeric_limits<int64_t>::max();
     pass.samples = dataset->size();
     ASSIGN_OR_RETURN(pass.data, MakeDataIterator(dataset, {.dataloader_type = "full_validation",
@@ -80,17 +111,10 @@ absl::StatusOr<JobData::EvaluationPass> JobData::Evaluation(const JobState& stat
                                                            .dp_size = dp}));
     return pass;
   }
-  const int64_t batch =
-      state.spec.evaluation.eval_global_batch_size.value_or(state.sizes.global_batch_size);
+  const int64_t batch = EvaluationBatch(state);
   ASSIGN_OR_RETURN(pass.num_microbatches, EvalMicrobatches(batch, micro, dp));
   // A set smaller than asked for is used as far as it goes.
   pass.eval_iters = std::min(state.spec.evaluation.eval_iters, dataset->size() / batch);
-  if (pass.eval_iters < 1) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("the ", split, " data has ", dataset->size(),
-                     " samples, fewer than one evaluation batch of ", batch,
-                     ": raise its share in data.split or lower evaluation.eval_global_batch_size"));
-  }
   pass.samples = pass.eval_iters * batch;
   int64_t consumed = split == "valid" ? state.progress.consumed_valid_samples : 0;
   if (consumed + pass.samples > dataset->size()) consumed = 0;

@@ -71,19 +71,23 @@ class NanForwardStep final : public ForwardStep {
   int64_t microbatch_ = 0;
 };
 
-// Training data with fewer samples than the run needs.
+// Data with fewer samples than the run needs.
 class ShortDatasetProvider final : public DatasetProvider {
  public:
-  explicit ShortDatasetProvider(int64_t samples) : samples_(samples) {}
+  ShortDatasetProvider(int64_t samples, int64_t valid_samples)
+      : samples_(samples), valid_samples_(valid_samples) {}
   absl::StatusOr<Datasets> Build(const DatasetRequest& request) override {
     auto built = BuildGptDatasets({.spec = request.spec,
                                    .sizes = request.sizes,
                                    .train_samples = samples_,
-                                   .valid_samples = 0,
+                                   .valid_samples = valid_samples_,
                                    .test_samples = 0,
                                    .build_cache = request.build_cache});
     if (!built.ok()) return built.status();
-    return Datasets{.train = std::make_shared<FirstSamples>(built->train, samples_)};
+    Datasets datasets{.train = std::make_shared<FirstSamples>(built->train, samples_)};
+    if (valid_samples_ > 0)
+      datasets.valid = std::make_shared<FirstSamples>(built->valid, valid_samples_);
+    return datasets;
   }
 
  private:
@@ -100,7 +104,7 @@ class ShortDatasetProvider final : public DatasetProvider {
     const std::shared_ptr<const Dataset> all_;
     const int64_t size_;
   };
-  const int64_t samples_;
+  const int64_t samples_, valid_samples_;
 };
 
 }  // namespace
@@ -159,10 +163,11 @@ std::vector<RankRun> RunJob(const std::string& spec_json, const RunOptions& opti
       RegisterBuiltinProviders(providers);
       const int64_t nan_at = rank == options.nan_rank ? options.nan_microbatch : 0;
       EXPECT_TRUE(providers.AddForwardStep("nan", std::make_shared<NanForwardStep>(nan_at)).ok());
-      EXPECT_TRUE(providers
-                      .AddDatasetProvider(
-                          "short", std::make_shared<ShortDatasetProvider>(options.short_samples))
-                      .ok());
+      EXPECT_TRUE(
+          providers
+              .AddDatasetProvider("short", std::make_shared<ShortDatasetProvider>(
+                                               options.short_samples, options.short_valid_samples))
+              .ok());
       auto result = RunTraining({.spec = spec,
                                  .world = world,
                                  .host = *run.host,

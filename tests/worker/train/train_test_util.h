@@ -83,8 +83,9 @@ struct RunOptions {
   // model.forward_step=nan: GPT's, whose loss is NaN on this rank at this microbatch (from 1 on).
   int nan_rank = 0;
   int64_t nan_microbatch = 0;
-  // data.dataset_provider=short: this many samples of training data.
+  // data.dataset_provider=short: this many samples of training and of validation data (0: none).
   int64_t short_samples = 0;
+  int64_t short_valid_samples = 0;
   int64_t directives_through = 0;
 };
 

@@ -226,6 +226,26 @@ TEST(TrainingTest, DataThatEndsEarlyIsAClearError) {
   EXPECT_THAT(ranks[0].host->All<StepMessage>(), SizeIs(2));
 }
 
+TEST(TrainingTest, TooLittleValidationDataIsRefusedBeforeTraining) {
+  TrainTestRoot root;
+  const auto failure = [&](int64_t samples, const std::string& setting) {
+    const auto ranks =
+        RunJob(root.Spec({kPlugin, "data.dataset_provider=short", "evaluation.eval_iters=1",
+                          "resources.world_size=4", "training.train_iters=1", setting}),
+               {.short_samples = 48, .short_valid_samples = samples});
+    for (const RankRun& rank : ranks) EXPECT_EQ(rank.status.code(), ranks[0].status.code());
+    EXPECT_EQ(ranks[0].host->All<StepMessage>().empty(), !ranks[0].status.ok());
+    return std::string(ranks[0].status.message());
+  };
+  EXPECT_THAT(failure(7, "data.full_validation=false"),
+              HasSubstr("the valid data has 7 samples, fewer than one evaluation batch of 8"));
+  EXPECT_EQ(failure(8, "data.full_validation=false"), "");
+  EXPECT_THAT(failure(3, "data.full_validation=true"),
+              HasSubstr("fewer than one for each of 4 data-parallel ranks"));
+  // 2, 1, 1 and 1 samples a rank.
+  EXPECT_EQ(failure(5, "data.full_validation=true"), "");
+}
+
 TEST(TrainingTest, UnknownProvidersAndMissingDataAreErrors) {
   TrainTestRoot root;
   const auto unknown = RunJob(root.Spec({kPlugin, "model.forward_step=gtp"}));
