@@ -4,7 +4,7 @@ set -euo pipefail
 . .ci/common.sh
 . .ci/phases.sh
 long_tests() {
-  MUSTER_ROUNDS=1000 MUSTER_SEEDS=5000 ctest --test-dir build --output-on-failure --no-tests=error --timeout 7200 -LE gpu
+  MUSTER_ROUNDS=1000 MUSTER_SIM_SEEDS=5000 ctest --test-dir build --output-on-failure --no-tests=error --timeout 7200 -LE gpu
 }
 phase tests long_tests
 phase bench .ci/bench.sh all

@@ -15,6 +15,7 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/runtime/log.h"
+#include "worker/model/caching_allocator.h"
 #include "worker/provider/builtin.h"
 #include "worker/train/generate.h"
 #include "worker/train/session.h"
@@ -143,6 +144,8 @@ int RunDaemon(int fd) {
 }  // namespace muster
 
 int main(int argc, char** argv) {
+  // Activations of every step have the sizes of the last: keep their pages.
+  muster::InstallCachingCpuAllocator();
   const auto flags = muster::ParseFlags(argc, argv);
   if (!flags.ok()) {
     std::cerr << "muster-trainer: " << flags.status().message() << "\n" << muster::kUsage;
