@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "tests/worker/train/train_test_util.h"
 
 namespace muster {
@@ -34,6 +35,15 @@ std::string Folder(const TrainTestRoot& root, const std::string& name, int64_t i
   return absl::StrCat(root / name, "/iter_", iteration < 10 ? "000000" : "00000", iteration);
 }
 
+std::vector<std::string> Evaluations(const std::vector<RankRun>& ranks) {
+  std::vector<std::string> out;
+  for (const EvaluationMessage& message : ranks[0].host->All<EvaluationMessage>()) {
+    out.push_back(
+        absl::StrFormat("%s %d %.17g", message.split, message.iteration, message.lm_loss));
+  }
+  return out;
+}
+
 constexpr int64_t kIterations = 5;
 
 // For each k: a run stopped at k and resumed equals the unbroken one, and so do its weights,
@@ -41,7 +51,8 @@ constexpr int64_t kIterations = 5;
 void ExpectResumeIsExact(const std::vector<std::string>& settings) {
   TrainTestRoot root;
   const auto base = With(settings, {absl::StrCat("training.train_iters=", kIterations)});
-  const auto unbroken = Train(root.Spec(With(base, SaveAndLoad(root, "unbroken"))));
+  const auto unbroken_ranks = RunJob(root.Spec(With(base, SaveAndLoad(root, "unbroken"))));
+  const auto unbroken = StepsOf(unbroken_ranks);
   ASSERT_THAT(unbroken, SizeIs(kIterations));
   const auto final_files = TensorFiles(Folder(root, "unbroken", kIterations));
   for (int64_t k = 1; k < kIterations; ++k) {
@@ -63,6 +74,9 @@ void ExpectResumeIsExact(const std::vector<std::string>& settings) {
     const auto second = RunJob(root.Spec(broken));
     for (const StepMessage& step : StepsOf(second)) steps.push_back(step);
     ExpectSameCurve(steps, unbroken, 0);
+    auto evaluations = Evaluations(first);
+    for (const std::string& evaluation : Evaluations(second)) evaluations.push_back(evaluation);
+    EXPECT_EQ(evaluations, Evaluations(unbroken_ranks));
     EXPECT_EQ(steps.back().num_floating_point_operations_so_far,
               unbroken.back().num_floating_point_operations_so_far);
     EXPECT_TRUE(TensorFiles(Folder(root, name, kIterations)) == final_files);

@@ -98,6 +98,16 @@ TEST(TrainingTest, EvaluatesAtStartAtTheIntervalAndAtTheEnd) {
   EXPECT_NEAR(evaluations.front().lm_loss, std::log(257), 0.1);
   EXPECT_LT(evaluations[2].lm_loss, evaluations[0].lm_loss);
 
+  // Each evaluation reads on where the last one stopped: other data, so another loss of a model
+  // that stands still.
+  std::vector<std::string> still = settings;
+  still.insert(still.end(), {"optimizer.lr=1e-12", "schedule.min_lr=0"});
+  const auto still_ranks = RunJob(root.Spec(still));
+  const auto still_evaluations = still_ranks[0].host->All<EvaluationMessage>();
+  ASSERT_THAT(still_evaluations, SizeIs(5));
+  EXPECT_GT(std::abs(still_evaluations[0].lm_loss - still_evaluations[1].lm_loss), 1e-5);
+  EXPECT_GT(std::abs(still_evaluations[1].lm_loss - still_evaluations[2].lm_loss), 1e-5);
+
   // Evaluation leaves no trace in training: neither dropout's draws nor the order of the data.
   const std::vector<std::string> without = {"training.train_iters=9", "model.hidden_dropout=0.1"};
   std::vector<std::string> with = settings;
