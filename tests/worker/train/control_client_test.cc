@@ -2,8 +2,9 @@
 
 #include "worker/train/control_client.h"
 
-#include <poll.h>
+#include <signal.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <thread>
@@ -13,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "tests/worker/train/test_agent.h"
+#include "worker/train/signals.h"
 
 namespace muster {
 namespace {
@@ -216,6 +218,22 @@ TEST_F(ControlClientTest, AnAgentThatDoesNotReadBlocksNobody) {
   const std::string text(1000, 'x');
   for (int i = 0; i < 5000; ++i) client_.Send(EventMessage{.epoch = 5, .kind = "k", .text = text});
   // Not even the end: the destructor waits a limited time.
+}
+
+TEST(SignalsTest, TermAndIntReachTheCallbackAndPipeIsIgnored) {
+  for (const int sent : {SIGTERM, SIGINT}) {
+    const pid_t child = ::fork();  // a process with one thread, as the trainer is when it asks
+    if (child == 0) {
+      HandleExitSignals([](int received) { ::_exit(received); });
+      ::kill(::getpid(), SIGPIPE);
+      ::kill(::getpid(), sent);
+      while (true) ::pause();
+    }
+    int status = 0;
+    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    EXPECT_TRUE(WIFEXITED(status));
+    EXPECT_EQ(WEXITSTATUS(status), sent);
+  }
 }
 
 }  // namespace
