@@ -43,7 +43,8 @@ Command CancelCommand() {
           .options = {{.name = "--save", .help = "write a checkpoint first"},
                       {.name = "--now", .help = "kill its trainers"},
                       JsonOption(),
-                      CoordinatorOption()},
+                      CoordinatorOption(),
+                      TokenFileOption()},
           .run = Cancel};
 }
 

@@ -14,7 +14,7 @@ Command CheckpointCommand() {
           .help = "write a checkpoint at the next step",
           .min_arguments = 1,
           .max_arguments = 1,
-          .options = {JsonOption(), CoordinatorOption()},
+          .options = {JsonOption(), CoordinatorOption(), TokenFileOption()},
           .run = [](const Invocation& invocation) -> int {
             Client client(invocation);
             const std::string& job_id = invocation.arguments[0];

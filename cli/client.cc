@@ -15,6 +15,17 @@ std::string AddressOf(const Invocation& invocation) {
   return address != nullptr && *address != '\0' ? address : "127.0.0.1:7700";
 }
 
+std::string TokenFileOf(const Invocation& invocation) {
+  if (invocation.Has("--token-file")) return invocation.Get("--token-file");
+  const char* file = std::getenv("MUSTER_TOKEN_FILE");
+  return file != nullptr ? file : "";
+}
+
+absl::StatusOr<Token> TokenOf(const std::string& file) {
+  if (file.empty()) return Token();
+  return ReadTokenFile(file);
+}
+
 }  // namespace
 
 OptionSpec CoordinatorOption() {
@@ -23,16 +34,29 @@ OptionSpec CoordinatorOption() {
           .help = "the coordinator (default: MUSTER_COORDINATOR, else 127.0.0.1:7700)"};
 }
 
+OptionSpec TokenFileOption() {
+  return {.name = "--token-file",
+          .value = "FILE",
+          .help =
+              "the cluster's secret, in a file of mode 0600 or 0400 (default: "
+              "MUSTER_TOKEN_FILE, else none)"};
+}
+
 OptionSpec JsonOption() { return {.name = "--json", .help = "print JSON with stable field names"}; }
 
-Client::Client(std::string address)
+Client::Client(std::string address, std::string token_file, const absl::StatusOr<Token>& token)
     : address_(std::move(address)),
-      channel_(NewChannel(address_)),
+      token_file_(std::move(token_file)),
+      token_status_(token.status()),
+      channel_(NewChannel(address_, token.value_or(Token()))),
       jobs_(channel_),
       training_(channel_),
       membership_(channel_) {}
 
-Client::Client(const Invocation& invocation) : Client(AddressOf(invocation)) {}
+Client::Client(std::string address) : Client(std::move(address), "", Token()) {}
+
+Client::Client(const Invocation& invocation)
+    : Client(AddressOf(invocation), TokenFileOf(invocation), TokenOf(TokenFileOf(invocation))) {}
 
 absl::StatusOr<v1::JobStatus> Client::GetJob(const std::string& job_id, int64_t known_version,
                                              absl::Duration wait, std::string* spec_json) {
@@ -144,6 +168,10 @@ int ReportCallError(const absl::Status& status, const Client& client) {
                               "--coordinator or MUSTER_COORDINATOR (",
                               status.message(), ")"));
       return kExitNoCoordinator;
+    case absl::StatusCode::kUnauthenticated:
+      PrintError(absl::StrCat(DescribeRefusal(client.address(), client.token_file()),
+                              client.token_file().empty() ? " (or set MUSTER_TOKEN_FILE)" : ""));
+      return kExitUsage;
     case absl::StatusCode::kNotFound:
     case absl::StatusCode::kInvalidArgument:
       PrintError(status.message());

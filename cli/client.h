@@ -13,6 +13,7 @@
 #include "cli/command.h"
 #include "common/rpc/channel.h"
 #include "common/rpc/convert.h"
+#include "common/rpc/token.h"
 #include "muster/v1/job.grpc.pb.h"
 #include "muster/v1/membership.grpc.pb.h"
 #include "muster/v1/training.grpc.pb.h"
@@ -21,15 +22,19 @@ namespace muster {
 
 // --coordinator, the option of every command that calls.
 OptionSpec CoordinatorOption();
+// --token-file, beside it.
+OptionSpec TokenFileOption();
 OptionSpec JsonOption();
 
 class Client {
  public:
-  explicit Client(std::string address);
-  // --coordinator, else MUSTER_COORDINATOR, else 127.0.0.1:7700.
+  explicit Client(std::string address);  // without a token
+  // --coordinator, else MUSTER_COORDINATOR, else 127.0.0.1:7700; --token-file, else
+  // MUSTER_TOKEN_FILE, else none. Of a token file that is no good every call tells.
   explicit Client(const Invocation& invocation);
 
   const std::string& address() const { return address_; }
+  const std::string& token_file() const { return token_file_; }  // empty: none
 
   absl::StatusOr<v1::JobStatus> GetJob(const std::string& job_id, int64_t known_version = 0,
                                        absl::Duration wait = absl::ZeroDuration(),
@@ -52,10 +57,13 @@ class Client {
   absl::StatusOr<v1::WorkerStatus> DrainWorker(const std::string& worker, bool undo);
 
  private:
+  Client(std::string address, std::string token_file, const absl::StatusOr<Token>& token);
+
   template <typename Stub, typename Request, typename Response>
   absl::StatusOr<Response> Call(
       Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
       const Request& request, absl::Duration wait = absl::ZeroDuration()) {
+    if (!token_status_.ok()) return token_status_;
     grpc::ClientContext context;
     SetDeadline(&context, kDefaultRpcDeadline + wait);
     Response response;
@@ -64,7 +72,8 @@ class Client {
     return response;
   }
 
-  const std::string address_;
+  const std::string address_, token_file_;
+  const absl::Status token_status_;
   const std::shared_ptr<grpc::Channel> channel_;
   v1::JobService::Stub jobs_;
   v1::TrainingService::Stub training_;
@@ -72,7 +81,7 @@ class Client {
 };
 
 // Prints one clear line and says what to exit with: 3 when the coordinator can't be reached, 2 when
-// the request names something that is not there, else 1.
+// the request names something that is not there or lacks the token, else 1.
 int ReportCallError(const absl::Status& status, const Client& client);
 
 }  // namespace muster

@@ -140,7 +140,9 @@ std::string HelpText(const std::vector<Command>& commands) {
   absl::StrAppend(
       &text,
       "\nmuster help COMMAND shows its options. The coordinator's address: --coordinator, "
-      "else MUSTER_COORDINATOR, else 127.0.0.1:7700.\nExit codes: 0 done, 1 the job "
+      "else MUSTER_COORDINATOR, else 127.0.0.1:7700. Its token, where it asks for one: "
+      "--token-file, "
+      "else MUSTER_TOKEN_FILE.\nExit codes: 0 done, 1 the job "
       "failed, 2 usage or bad spec, 3 no coordinator, 16 rerun elsewhere, 17 result "
       "validation failed, 130 interrupted.\n");
   return text;

@@ -35,7 +35,8 @@ Command DrainCommand() {
           .max_arguments = 1,
           .options = {{.name = "--undo", .help = "let it take jobs again"},
                       JsonOption(),
-                      CoordinatorOption()},
+                      CoordinatorOption(),
+                      TokenFileOption()},
           .run = Drain};
 }
 

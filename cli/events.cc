@@ -49,7 +49,8 @@ Command EventsCommand() {
       .max_arguments = 1,
       .options = {{.name = "--follow", .help = "go on until the job has ended", .short_name = "-f"},
                   JsonOption(),
-                  CoordinatorOption()},
+                  CoordinatorOption(),
+                  TokenFileOption()},
       .run = Events};
 }
 

@@ -35,7 +35,7 @@ int List(const Invocation& invocation) {
 Command ListCommand() {
   return {.name = "list",
           .help = "all jobs",
-          .options = {JsonOption(), CoordinatorOption()},
+          .options = {JsonOption(), CoordinatorOption(), TokenFileOption()},
           .run = List};
 }
 

@@ -59,7 +59,8 @@ Command LogsCommand() {
       .options = {{.name = "--rank", .value = "R", .help = "of this rank only"},
                   {.name = "--follow", .help = "go on until the job has ended", .short_name = "-f"},
                   JsonOption(),
-                  CoordinatorOption()},
+                  CoordinatorOption(),
+                  TokenFileOption()},
       .run = Logs};
 }
 

@@ -62,7 +62,8 @@ Command MetricsCommand() {
       .max_arguments = 1,
       .options = {{.name = "--follow", .help = "go on until the job has ended", .short_name = "-f"},
                   {.name = "--json", .help = "one JSON object a line"},
-                  CoordinatorOption()},
+                  CoordinatorOption(),
+                  TokenFileOption()},
       .run = Metrics};
 }
 

@@ -65,7 +65,7 @@ Command StatusCommand() {
           .help = "one job: state, progress, evaluations, checkpoints, and why",
           .min_arguments = 1,
           .max_arguments = 1,
-          .options = {JsonOption(), CoordinatorOption()},
+          .options = {JsonOption(), CoordinatorOption(), TokenFileOption()},
           .run = Status};
 }
 

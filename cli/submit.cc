@@ -66,7 +66,8 @@ Command SubmitCommand() {
           .options = {SetOption(),
                       {.name = "--watch", .help = "follow it; exit with its code"},
                       JsonOption(),
-                      CoordinatorOption()},
+                      CoordinatorOption(),
+                      TokenFileOption()},
           .run = Submit};
 }
 

@@ -102,7 +102,7 @@ Command TopologyCommand() {
           .help = "ranks, their coordinates and groups, of a job or (offline) of a spec",
           .min_arguments = 1,
           .max_arguments = 1,
-          .options = {SetOption(), JsonOption(), CoordinatorOption()},
+          .options = {SetOption(), JsonOption(), CoordinatorOption(), TokenFileOption()},
           .run = Topology};
 }
 

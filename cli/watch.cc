@@ -10,7 +10,7 @@ Command WatchCommand() {
           .help = "follow a job to its end; exit with its code",
           .min_arguments = 1,
           .max_arguments = 1,
-          .options = {CoordinatorOption()},
+          .options = {CoordinatorOption(), TokenFileOption()},
           .run = [](const Invocation& invocation) {
             Client client(invocation);
             return WatchJob(&client, invocation.arguments[0]);

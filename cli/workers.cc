@@ -43,7 +43,7 @@ int Workers(const Invocation& invocation) {
 Command WorkersCommand() {
   return {.name = "workers",
           .help = "the cluster's workers and what they do",
-          .options = {JsonOption(), CoordinatorOption()},
+          .options = {JsonOption(), CoordinatorOption(), TokenFileOption()},
           .run = Workers};
 }
 

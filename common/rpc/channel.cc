@@ -3,12 +3,51 @@
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
+#include <grpcpp/support/client_interceptor.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 namespace muster {
+namespace {
 
-std::shared_ptr<grpc::Channel> NewChannel(const std::string& address) {
+// Adds the token to a call's metadata. (gRPC's call credentials refuse to go over a connection that
+// is not encrypted; a cluster without certificates has no other.)
+class TokenInterceptor final : public grpc::experimental::Interceptor {
+ public:
+  explicit TokenInterceptor(const std::string* authorization) : authorization_(authorization) {}
+
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    if (methods->QueryInterceptionHookPoint(
+            grpc::experimental::InterceptionHookPoints::PRE_SEND_INITIAL_METADATA)) {
+      methods->GetSendInitialMetadata()->emplace(kAuthorizationKey, *authorization_);
+    }
+    methods->Proceed();
+  }
+
+ private:
+  const std::string* const authorization_;
+};
+
+// The channel owns it and outlives its calls.
+class TokenInterceptorFactory final : public grpc::experimental::ClientInterceptorFactoryInterface {
+ public:
+  explicit TokenInterceptorFactory(const Token& token)
+      : authorization_(token.AuthorizationValue()) {}
+
+  grpc::experimental::Interceptor* CreateClientInterceptor(
+      grpc::experimental::ClientRpcInfo*) override {
+    return new TokenInterceptor(&authorization_);
+  }
+
+ private:
+  const std::string authorization_;
+};
+
+}  // namespace
+
+std::shared_ptr<grpc::Channel> NewChannel(const std::string& address, const Token& token) {
   grpc::ChannelArguments args;
   args.SetMaxReceiveMessageSize(kMaxMessageBytes);
   args.SetMaxSendMessageSize(kMaxMessageBytes);
@@ -22,7 +61,10 @@ std::shared_ptr<grpc::Channel> NewChannel(const std::string& address) {
   args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
   args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5'000);
   args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
-  return grpc::CreateCustomChannel(address, grpc::InsecureChannelCredentials(), args);
+  std::vector<std::unique_ptr<grpc::experimental::ClientInterceptorFactoryInterface>> interceptors;
+  if (!token.empty()) interceptors.push_back(std::make_unique<TokenInterceptorFactory>(token));
+  return grpc::experimental::CreateCustomChannelWithInterceptors(
+      address, grpc::InsecureChannelCredentials(), args, std::move(interceptors));
 }
 
 void SetDeadline(grpc::ClientContext* context, absl::Duration from_now) {

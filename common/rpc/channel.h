@@ -9,6 +9,7 @@
 #include <string>
 
 #include "absl/time/time.h"
+#include "common/rpc/token.h"
 
 namespace muster {
 
@@ -20,8 +21,8 @@ inline constexpr absl::Duration kDefaultRpcDeadline = absl::Seconds(5);
 
 // A lazy channel to HOST:PORT: proxies of the environment are not used, a broken connection is
 // tried again within a second, and a silent peer is noticed within 15 s by pings while a call is
-// open.
-std::shared_ptr<grpc::Channel> NewChannel(const std::string& address);
+// open. Every call on it, whatever its kind, carries `token` if there is one.
+std::shared_ptr<grpc::Channel> NewChannel(const std::string& address, const Token& token = {});
 
 // Every call has one.
 void SetDeadline(grpc::ClientContext* context, absl::Duration from_now);

@@ -28,11 +28,14 @@ namespace {
 constexpr char kHelp[] = R"(muster-coordinator: owns a cluster's workers and jobs.
 
 usage: muster-coordinator --state-dir DIR [--listen HOST:PORT] [--http HOST:PORT]
+                          [--token-file FILE]
 
   --state-dir DIR     folder of this coordinator; coordinator.json in it says where it listens
   --listen HOST:PORT  for workers and the command line; port 0: any free one
-                      (default 127.0.0.1:7700)
+                      (default 127.0.0.1:7700); beyond loopback only with --token-file
   --http HOST:PORT    for /healthz and /metrics; port 0: any free one (default: no HTTP)
+  --token-file FILE   a secret of 16 to 4096 characters on one line, in a file of mode 0600 or 0400;
+                      every call must bring the same (muster-worker and muster --token-file)
   --heartbeat-interval-ms N, --heartbeat-timeout-ms N
                       how often agents report, and after which silence they are lost (500, 1500)
   --lifeline-fd N     stop when this descriptor reaches its end (for muster local)
@@ -44,7 +47,7 @@ SIGTERM and SIGINT stop it in order; trainers go on and their agents reconnect t
 constexpr int kUsage = 2;
 
 struct Flags {
-  std::string listen = "127.0.0.1:7700", http, state_dir, lifeline_fd;
+  std::string listen = "127.0.0.1:7700", http, state_dir, token_file, lifeline_fd;
   int heartbeat_interval_ms = 500, heartbeat_timeout_ms = 1500;
   bool help = false;
 };
@@ -54,6 +57,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
   const std::map<std::string, std::string*> texts = {{"--listen", &flags.listen},
                                                      {"--http", &flags.http},
                                                      {"--state-dir", &flags.state_dir},
+                                                     {"--token-file", &flags.token_file},
                                                      {"--lifeline-fd", &flags.lifeline_fd}};
   const std::map<std::string, int*> numbers = {
       {"--heartbeat-interval-ms", &flags.heartbeat_interval_ms},
@@ -151,9 +155,12 @@ std::string JobTag() {
 }
 
 absl::Status Serve(const Flags& flags, const sigset_t& signals) {
+  ServerOptions options{.listen = flags.listen, .http = flags.http};
+  if (!flags.token_file.empty()) {
+    ASSIGN_OR_RETURN(options.token, ReadTokenFile(flags.token_file));
+  }
   RETURN_IF_ERROR(LockStateDir(flags.state_dir));
   RealClock clock;
-  ServerOptions options{.listen = flags.listen, .http = flags.http};
   MembershipOptions& membership = options.engine.core.membership;
   membership.heartbeat_interval = absl::Milliseconds(flags.heartbeat_interval_ms);
   membership.heartbeat_timeout = absl::Milliseconds(flags.heartbeat_timeout_ms);
@@ -197,7 +204,8 @@ int Main(int argc, char** argv) {
   if (status.ok()) return 0;
   std::cerr << "muster-coordinator: " << status.message() << "\n";
   const bool usage = status.code() == absl::StatusCode::kInvalidArgument ||
-                     status.code() == absl::StatusCode::kFailedPrecondition;
+                     status.code() == absl::StatusCode::kFailedPrecondition ||
+                     status.code() == absl::StatusCode::kNotFound;
   return usage ? kUsage : 1;
 }
 

@@ -10,6 +10,7 @@
 #include "common/base/status.h"
 #include "common/rpc/address.h"
 #include "common/rpc/channel.h"
+#include "coordinator/server/access.h"
 #include "coordinator/server/agent_stream.h"
 #include "coordinator/server/http_server.h"
 #include "coordinator/server/job_service.h"
@@ -45,13 +46,23 @@ std::string RandomBytes(size_t size) {
   return bytes;
 }
 
-absl::StatusOr<HostPort> LoopbackAddress(absl::string_view flag, const std::string& text) {
-  ASSIGN_OR_RETURN(HostPort address, ParseHostPort(text));
+absl::StatusOr<HostPort> GrpcAddress(const ServerOptions& options) {
+  ASSIGN_OR_RETURN(HostPort address, ParseHostPort(options.listen));
+  if (IsLoopback(address.host) || !options.token.empty()) return address;
+  return absl::FailedPreconditionError(
+      absl::StrCat("listen=", options.listen,
+                   ": other machines could reach this address, so callers must bring a token: give "
+                   "--token-file FILE here, to muster-worker and to muster; or listen on "
+                   "127.0.0.1"));
+}
+
+absl::StatusOr<HostPort> HttpAddress(const ServerOptions& options) {
+  ASSIGN_OR_RETURN(HostPort address, ParseHostPort(options.http));
   if (IsLoopback(address.host)) return address;
   return absl::FailedPreconditionError(
-      absl::StrCat(flag, "=", text,
-                   ": other machines could reach this address, which needs credentials (a token "
-                   "file), and this version has none; listen on 127.0.0.1"));
+      absl::StrCat("http=", options.http,
+                   ": other machines could reach this address, and HTTP asks for no token; listen "
+                   "on 127.0.0.1, with a proxy that checks its callers where others must see it"));
 }
 
 }  // namespace
@@ -87,10 +98,10 @@ const std::string& CoordinatorServer::http_address() const { return impl_->http_
 
 absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
     const ServerOptions& options, Clock* clock) {
-  ASSIGN_OR_RETURN(HostPort listen, LoopbackAddress("listen", options.listen));
+  ASSIGN_OR_RETURN(HostPort listen, GrpcAddress(options));
   auto impl = std::make_unique<Impl>(options, clock);
   if (!options.http.empty()) {
-    ASSIGN_OR_RETURN(const HostPort http, LoopbackAddress("http", options.http));
+    ASSIGN_OR_RETURN(const HostPort http, HttpAddress(options));
     ASSIGN_OR_RETURN(impl->http, HttpServer::Start(http, &impl->engine));
     impl->http_address = HostPort{http.host, impl->http->port()}.ToString();
   }
@@ -99,7 +110,10 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
   grpc::ServerBuilder builder;
   SetServerLimits(&builder);
   int port = 0;
-  builder.AddListeningPort(listen.ToString(), grpc::InsecureServerCredentials(), &port);
+  builder.AddListeningPort(listen.ToString(),
+                           options.token.empty() ? grpc::InsecureServerCredentials()
+                                                 : TokenServerCredentials(options.token),
+                           &port);
   builder.RegisterService(&impl->membership);
   builder.RegisterService(&impl->rendezvous);
   builder.RegisterService(&impl->jobs);

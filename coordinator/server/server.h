@@ -6,21 +6,23 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "common/rpc/token.h"
 #include "coordinator/engine/engine.h"
 
 namespace muster {
 
 struct ServerOptions {
   std::string listen = "127.0.0.1:7700";  // HOST:PORT; port 0: any free one
-  std::string http;                       // HOST:PORT; empty: no HTTP
+  std::string http;                       // HOST:PORT on loopback; empty: no HTTP
+  Token token;                            // that every call must bring; empty: none
   EngineOptions engine;
 };
 
 class CoordinatorServer {
  public:
-  // INVALID_ARGUMENT for an address that is not HOST:PORT; FAILED_PRECONDITION for one that is
-  // reachable from other machines (credentials are not there yet); ALREADY_EXISTS when the port is
-  // taken, with its holder. `clock` outlives the server.
+  // INVALID_ARGUMENT for an address that is not HOST:PORT; FAILED_PRECONDITION for one that other
+  // machines could reach, without a token or for HTTP (which asks for none); ALREADY_EXISTS when
+  // the port is taken, with its holder. `clock` outlives the server.
   static absl::StatusOr<std::unique_ptr<CoordinatorServer>> Start(const ServerOptions& options,
                                                                   Clock* clock);
   ~CoordinatorServer();  // stops

@@ -1,5 +1,6 @@
 #include "tests/integration/cluster.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -7,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 
 namespace muster {
 
@@ -37,8 +39,13 @@ json SmallSpec(int world_size, int train_iters) {
           {"resources", {{"world_size", world_size}, {"device", "cpu"}}}};
 }
 
-Cluster::Cluster(const std::string& trainer) : trainer_(trainer) {
-  StartCoordinator("127.0.0.1:0");
+Cluster::Cluster(const std::string& trainer, const std::string& token) : trainer_(trainer) {
+  if (!token.empty()) {
+    token_file_ = folder_ / "token";
+    PutFileText(token_file_, token + "\n");
+    EXPECT_EQ(chmod(token_file_.c_str(), 0600), 0);
+  }
+  StartCoordinator(token.empty() ? "127.0.0.1:0" : "0.0.0.0:0");
 }
 
 void Cluster::RestartCoordinator() {
@@ -48,20 +55,29 @@ void Cluster::RestartCoordinator() {
 }
 
 void Cluster::StartCoordinator(const std::string& listen) {
-  coordinator_ = std::make_unique<Process>(
-      folder_.path(),
-      std::vector<std::string>{Binary("muster-coordinator"), "--listen", listen, "--http",
-                               "127.0.0.1:0", "--state-dir", folder_ / "coordinator"});
+  std::vector<std::string> command = {
+      Binary("muster-coordinator"), "--listen", listen, "--http", "127.0.0.1:0", "--state-dir",
+      folder_ / "coordinator"};
+  if (!token_file_.empty()) {
+    command.push_back("--token-file");
+    command.push_back(token_file_);
+  }
+  coordinator_ = std::make_unique<Process>(folder_.path(), command);
   const std::string file = folder_ / "coordinator/coordinator.json";
   EXPECT_TRUE(Eventually([&] {
     const json parsed = json::parse(FileText(file), nullptr, false);
     if (!parsed.is_object()) return false;
-    address_ = parsed["address"];
+    address_ =
+        absl::StrReplaceAll(parsed["address"].get<std::string>(), {{"0.0.0.0", "127.0.0.1"}});
     return true;
   })) << coordinator_->Stderr();
 }
 
 Process& Cluster::StartAgent(const std::string& name, int slots) {
+  return StartAgent(name, slots, token_file_);
+}
+
+Process& Cluster::StartAgent(const std::string& name, int slots, const std::string& token_file) {
   std::vector<std::string> command = {
       Binary("muster-worker"), "--coordinator", address_, "--device",    "cpu",       "--slots",
       absl::StrCat(slots),     "--name",        name,     "--advertise", "127.0.0.1", "--state-dir",
@@ -69,6 +85,10 @@ Process& Cluster::StartAgent(const std::string& name, int slots) {
   if (!trainer_.empty()) {
     command.push_back("--trainer");
     command.push_back(trainer_);
+  }
+  if (!token_file.empty()) {
+    command.push_back("--token-file");
+    command.push_back(token_file);
   }
   // The variable marks the trainers as this test's own.
   agents_.push_back(std::make_unique<Process>(
@@ -79,7 +99,8 @@ Process& Cluster::StartAgent(const std::string& name, int slots) {
 
 Result Cluster::Muster(std::vector<std::string> words) {
   words.insert(words.begin(), Binary("muster"));
-  return RunCommand(folder_.path(), std::move(words), {{"MUSTER_COORDINATOR", address_}});
+  return RunCommand(folder_.path(), std::move(words),
+                    {{"MUSTER_COORDINATOR", address_}, {"MUSTER_TOKEN_FILE", token_file_}});
 }
 
 json Cluster::MusterJson(std::vector<std::string> words) {

@@ -15,10 +15,14 @@ namespace muster {
 class Cluster {
  public:
   // `trainer`: path; empty: the real one, beside muster-worker.
-  explicit Cluster(const std::string& trainer);
+  // `token`: when not empty, the coordinator listens on every address of this machine and asks for
+  // it; agents and commands get its file.
+  explicit Cluster(const std::string& trainer, const std::string& token = "");
 
   // An agent with `slots` CPU workers, named `name` (name/0, name/1, ... with several).
   Process& StartAgent(const std::string& name, int slots);
+  // With another token file than the cluster's; empty: none.
+  Process& StartAgent(const std::string& name, int slots, const std::string& token_file);
   Process& coordinator() { return *coordinator_; }
   // Kills it; the next one listens on the same port.
   void RestartCoordinator();
@@ -49,7 +53,7 @@ class Cluster {
   void StartCoordinator(const std::string& listen);
 
   TempFolder folder_;
-  std::string trainer_, address_;
+  std::string trainer_, token_file_, address_;
   std::unique_ptr<Process> coordinator_;
   std::vector<std::unique_ptr<Process>> agents_;
 };

@@ -69,7 +69,7 @@ class Agent::Impl {
       : options_(std::move(options)), machine_(MachineOptions(options_)) {}
 
   absl::Status Run() {
-    const std::shared_ptr<grpc::Channel> channel = NewChannel(options_.coordinator);
+    const std::shared_ptr<grpc::Channel> channel = NewChannel(options_.coordinator, options_.token);
     TrainerSet trainers({.program = options_.trainer_program,
                          .log_folder = absl::StrCat(options_.state_dir, "/logs")},
                         [this](RunEvent event) { Post(std::move(event), 0); });
@@ -111,6 +111,10 @@ class Agent::Impl {
   }
 
   void Refuse(absl::Status status) {
+    if (absl::IsUnauthenticated(status)) {
+      status =
+          absl::UnauthenticatedError(DescribeRefusal(options_.coordinator, options_.token_file));
+    }
     MutexLock lock(&mu_);
     refusal_ = std::move(status);
     changed_.NotifyAll();

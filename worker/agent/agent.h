@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "common/rpc/token.h"
 #include "worker/agent/device.h"
 
 namespace muster {
@@ -17,6 +18,8 @@ class Agent {
  public:
   struct Options {
     std::string coordinator;  // HOST:PORT
+    Token token;              // that its calls bring; empty: none
+    std::string token_file;   // where that came from, for people
     std::string name;         // of the node; workers are NAME/0, NAME/1, ... or NAME with one
     std::vector<DeviceSlot> devices;
     std::string advertised_address;  // empty: the one that the coordinator sees

@@ -33,6 +33,8 @@ constexpr char kUsage[] =
   muster-worker --coordinator HOST:PORT --device cpu|cuda:N|cuda:all|LIST --state-dir DIR
 
   --coordinator HOST:PORT  where muster-coordinator listens
+  --token-file FILE        the cluster's secret, in a file of mode 0600 or 0400; needed when
+                           muster-coordinator was given one
   --device DEVICE          cpu, cuda:N, cuda:all, or a list such as cuda:0,cuda:1
   --slots N                with --device cpu: N workers in this agent (default 1)
   --name NAME              of this node, unique in the cluster (default: the host's name)
@@ -63,6 +65,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
   std::string trainer, num_cpus, slots = "1", lifeline;
   const std::map<std::string, std::string*> texts = {
       {"--coordinator", &flags.agent.coordinator},
+      {"--token-file", &flags.agent.token_file},
       {"--device", &flags.device},
       {"--slots", &slots},
       {"--name", &flags.agent.name},
@@ -113,6 +116,9 @@ absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
   }
   ASSIGN_OR_RETURN(const HostPort coordinator, ParseHostPort(flags.agent.coordinator));
   (void)coordinator;
+  if (!flags.agent.token_file.empty()) {
+    ASSIGN_OR_RETURN(flags.agent.token, ReadTokenFile(flags.agent.token_file));
+  }
   ASSIGN_OR_RETURN(flags.agent.devices,
                    ParseDevices(flags.device, flags.slots, CountCudaDevices()));
   const bool cuda = flags.agent.devices.front().device != "cpu";
@@ -208,7 +214,7 @@ int Main(int argc, char** argv) {
   }
   if (!status.ok()) {
     std::cerr << "muster-worker: " << status.message() << "\n";
-    return 1;
+    return absl::IsUnauthenticated(status) ? 2 : 1;
   }
   return 0;
 }

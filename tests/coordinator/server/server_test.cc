@@ -372,12 +372,18 @@ TEST_F(ServerTest, ATakenPortSaysWhoHoldsIt) {
       testing::AllOf(HasSubstr(server_->address()), HasSubstr(absl::StrCat("process ", getpid()))));
 }
 
-TEST_F(ServerTest, OtherMachinesAreNotServedWithoutCredentials) {
+TEST_F(ServerTest, OtherMachinesAreNotServedWithoutAToken) {
   for (const char* listen : {"0.0.0.0:0", "10.1.2.3:7700"}) {
     const auto server = CoordinatorServer::Start({.listen = listen}, &clock_);
     EXPECT_EQ(server.status().code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(std::string(server.status().message()), HasSubstr("credentials"));
+    EXPECT_THAT(std::string(server.status().message()), HasSubstr("--token-file FILE"));
   }
+  // HTTP asks for none, so there it does not help.
+  const auto token = Token::FromText("0123456789abcdef");
+  ASSERT_TRUE(token.ok());
+  const auto server = CoordinatorServer::Start(
+      {.listen = "127.0.0.1:0", .http = "0.0.0.0:0", .token = *token}, &clock_);
+  EXPECT_EQ(server.status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
 }  // namespace
