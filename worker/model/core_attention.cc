@@ -6,6 +6,7 @@
 #include <ATen/ATen.h>
 
 #include "worker/model/autograd_op.h"
+#include "worker/model/blocked_attention.h"
 
 namespace muster {
 namespace {
@@ -49,10 +50,47 @@ QkvHeads SplitQkv(const at::Tensor& qkv, const AttentionShape& shape, const Toke
           grouped.select(3, r), grouped.select(3, r + 1)};
 }
 
+namespace {
+
+// What backward reads: rotated heads, the output (B, S, heads, D), ln sum exp of the scores.
+struct Attended {
+  AttentionTensors heads;
+  at::Tensor out, lse;
+};
+
+// LibTorch's flash kernel, for what BlockedAttention does not take.
+void LibTorchAttention(Attended& a, int64_t r) {
+  at::Tensor out;
+  std::tie(out, a.lse) = at::_scaled_dot_product_flash_attention_for_cpu(
+      a.heads.q.transpose(1, 2), SpreadOverHeads(a.heads.k, r), SpreadOverHeads(a.heads.v, r),
+      /*dropout_p=*/0.0, /*is_causal=*/true);
+  a.out = out.transpose(1, 2);
+}
+
+AttentionTensors LibTorchAttentionBackward(const Attended& a, const at::Tensor& dout, int64_t r) {
+  auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
+      dout.transpose(1, 2), a.heads.q.transpose(1, 2), SpreadOverHeads(a.heads.k, r),
+      SpreadOverHeads(a.heads.v, r), a.out.transpose(1, 2), a.lse, /*dropout_p=*/0.0,
+      /*is_causal=*/true);
+  return {dq.transpose(1, 2), SumOverHeads(dk, r), SumOverHeads(dv, r)};
+}
+
+void CopyUnlessThere(const at::Tensor& from, const at::Tensor& to) {
+  if (from.data_ptr() != to.data_ptr()) to.copy_(from);
+}
+
+// (N, heads * D) rows -> (B, S, heads, D), a view.
+at::Tensor ToHeads(const at::Tensor& rows, const AttentionShape& shape, const TokenLayout& layout) {
+  return ToBatchSeq(rows, layout).view({layout.batch, layout.seq, shape.heads, shape.channels});
+}
+
+}  // namespace
+
 at::Tensor FlashCausalAttentionOp(const at::Tensor& qkv, const AttentionShape& shape,
                                   const TokenLayout& layout, const RotaryTable* rotary) {
   const int64_t r = shape.heads_a_group();
-  at::Tensor q, k, v, out, logsumexp, rows;
+  Attended a;
+  at::Tensor rows;
   {
     OpForward forward;
     QkvHeads heads = SplitQkv(qkv, shape, layout);
@@ -60,40 +98,49 @@ at::Tensor FlashCausalAttentionOp(const at::Tensor& qkv, const AttentionShape& s
       heads.q = rotary->Rotate(heads.q);
       heads.k = rotary->Rotate(heads.k);
     }
-    q = heads.q.transpose(1, 2);  // (B, heads, S, D)
-    k = SpreadOverHeads(heads.k, r);
-    v = SpreadOverHeads(heads.v, r);
-    std::tie(out, logsumexp) = at::_scaled_dot_product_flash_attention_for_cpu(
-        q, k, v, /*dropout_p=*/0.0, /*is_causal=*/true);
-    rows = ToRows(out.transpose(1, 2), layout);
+    a.heads = {heads.q, heads.k, heads.v};
+    if (BlockedAttentionTakes(a.heads)) {
+      rows = at::empty({layout.rows(), shape.heads * shape.channels}, qkv.options());
+      a.out = ToHeads(Detached(rows), shape, layout);
+      a.lse = BlockedAttention(a.heads, a.out);
+    } else {
+      LibTorchAttention(a, r);
+      rows = ToRows(a.out, layout);
+      a.out = Detached(a.out);
+    }
   }
   std::optional<RotaryTable> table;
   if (rotary != nullptr) table = *rotary;
-  out = Detached(out);
   return RecordOp(
-      rows, {qkv},
-      [q, k, v, out, logsumexp, shape, layout, table, r](const TensorList& grads,
-                                                         const NeedsGrad&) {
-        const at::Tensor dout = ToBatchSeq(grads[0].contiguous(), layout)
-                                    .view({layout.batch, layout.seq, shape.heads, shape.channels})
-                                    .transpose(1, 2);
-        auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-            dout, q, k, v, out, logsumexp, /*dropout_p=*/0.0, /*is_causal=*/true);
-        at::Tensor dq_rows = dq.transpose(1, 2);  // (B, S, heads, D)
-        at::Tensor dk_rows = SumOverHeads(dk, r);
-        if (table.has_value()) {
-          dq_rows = table->RotateBack(dq_rows);
-          dk_rows = table->RotateBack(dk_rows);
-        }
+      rows, {qkv}, [a, shape, layout, table, r](const TensorList& grads, const NeedsGrad&) {
+        const at::Tensor dout = ToHeads(grads[0].contiguous(), shape, layout);
         at::Tensor dqkv =
-            at::empty({layout.rows(), shape.groups * (r + 2) * shape.channels}, dq.options());
+            at::empty({layout.rows(), shape.groups * (r + 2) * shape.channels}, grads[0].options());
         const at::Tensor grouped =
             ToBatchSeq(dqkv, layout)
                 .view({layout.batch, layout.seq, shape.groups, r + 2, shape.channels});
-        grouped.narrow(3, 0, r).copy_(
-            dq_rows.reshape({layout.batch, layout.seq, shape.groups, r, shape.channels}));
-        grouped.select(3, r).copy_(dk_rows);
-        grouped.select(3, r + 1).copy_(SumOverHeads(dv, r));
+        const at::Tensor dq_slot = grouped.narrow(3, 0, r);
+        const at::Tensor dk_slot = grouped.select(3, r), dv_slot = grouped.select(3, r + 1);
+        AttentionTensors d;
+        const bool blocked = BlockedAttentionTakes(a.heads);
+        if (blocked) {
+          // Without rotation in between, straight into dqkv where strides allow.
+          const bool direct = !table.has_value();
+          d.q = direct && r == 1 ? dq_slot.squeeze(3) : at::empty(dout.sizes(), dqkv.options());
+          d.k = direct ? dk_slot : at::empty(dk_slot.sizes(), dqkv.options());
+          d.v = dv_slot;
+          BlockedAttentionBackward(a.heads, a.out, a.lse, dout, d);
+        } else {
+          d = LibTorchAttentionBackward(a, dout, r);
+        }
+        if (table.has_value()) {
+          d.q = table->RotateBack(d.q);
+          d.k = table->RotateBack(d.k);
+        }
+        CopyUnlessThere(d.q.reshape({layout.batch, layout.seq, shape.groups, r, shape.channels}),
+                        dq_slot);
+        CopyUnlessThere(d.k, dk_slot);
+        CopyUnlessThere(d.v, dv_slot);
         return TensorList{dqkv};
       });
 }
