@@ -7,6 +7,7 @@ fail() { printf 'dev: %s\n' "$*" >&2; exit 1; }
 JOBS=${MUSTER_JOBS:-$(nproc)}
 DEPS=.deps
 LOGS=$DEPS/log
+mkdir -p "$LOGS"
 
 # Debian 12's versions: gRPC 1.51, Protocol Buffers 3.21, Abseil 20220623, nlohmann-json 3.11, GoogleTest 1.12.
 # libgloo-dev gives headers only; gloo itself is inside libtorch_cpu.

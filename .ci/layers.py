@@ -24,7 +24,7 @@ RULES = {
     "common/tokenizer": (BASE, ["json", "files"]),
     "common/dataset": (BASE + ["common/files", "common/tokenizer"], ["json", "files"]),
     "common/preflight": (BASE + ["common/spec"], ["files"]),
-    "common/rpc": (BASE + RUNTIME + PURE1, ["grpc", "proto", "threads"]),
+    "common/rpc": (BASE + RUNTIME + PURE1, ["grpc", "proto", "threads", "files"]),
     "coordinator/core": (BASE + PURE1, []),
     "coordinator/engine": (BASE + PURE1 + RUNTIME + ["coordinator/core"], ["threads", "files", "sqlite"]),
     "coordinator/server": (BASE + PURE1 + RUNTIME + ["common/rpc", "coordinator/core", "coordinator/engine"],

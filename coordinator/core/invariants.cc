@@ -102,7 +102,8 @@ std::vector<std::string> CheckInvariants(const Coordinator& coordinator) {
 
 std::vector<std::string> InvariantChecker::Check(const Coordinator& coordinator) {
   std::vector<std::string> wrong = CheckInvariants(coordinator);
-  for (const auto& [sequence, job] : coordinator.jobs()) {
+  for (const auto& entry : coordinator.jobs()) {
+    const auto& job = entry.second;  // named: a lambda below uses it
     Seen now{.state = job->state(),
              .version = job->version(),
              .epoch = job->epoch(),

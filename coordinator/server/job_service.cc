@@ -53,7 +53,7 @@ grpc::ServerUnaryReactor* JobServiceImpl::CancelJob(grpc::CallbackServerContext*
                                                     const v1::CancelJobRequest* request,
                                                     v1::CancelJobResponse* response) {
   const auto call = UnaryCall::New();
-  const std::string job_id = request->job_id();
+  const std::string& job_id = request->job_id();
   const absl::Status posted = engine_->Post(
       muster::CancelJob{
           .job_id = job_id, .reason = request->reason(), .mode = FromProto(request->mode())},

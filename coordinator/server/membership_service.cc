@@ -53,7 +53,7 @@ grpc::ServerUnaryReactor* MembershipServiceImpl::DrainWorker(grpc::CallbackServe
                                                              const v1::DrainWorkerRequest* request,
                                                              v1::DrainWorkerResponse* response) {
   const auto call = UnaryCall::New();
-  const std::string name = request->worker();
+  const std::string& name = request->worker();
   const absl::Status posted = engine_->Post(
       muster::DrainWorker{.worker = name, .undo = request->undo()},
       [this, call, response, name](const Outcome& outcome) {

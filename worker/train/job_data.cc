@@ -48,6 +48,35 @@ absl::Status CheckEvaluationSize(const JobState& state, const std::string& split
                    full ? "" : " or lower evaluation.eval_global_batch_size"));
 }
 
+// Batches are collated on the CPU; a GPU's model reads them there.
+class DeviceIterator final : public DataIterator {
+ public:
+  DeviceIterator(std::unique_ptr<DataIterator> data, c10::Device device)
+      : data_(std::move(data)), device_(device) {}
+
+  absl::StatusOr<Batch> Next() override {
+    ASSIGN_OR_RETURN(Batch batch, data_->Next());
+    for (at::Tensor* tensor : {&batch.tokens, &batch.labels, &batch.loss_mask, &batch.position_ids,
+                               &batch.attention_mask}) {
+      if (tensor->defined()) *tensor = tensor->to(device_, /*non_blocking=*/true);
+    }
+    return batch;
+  }
+
+ private:
+  const std::unique_ptr<DataIterator> data_;
+  const c10::Device device_;
+};
+
+absl::StatusOr<std::unique_ptr<DataIterator>> MakeIterator(std::shared_ptr<const Dataset> dataset,
+                                                           const DataIteratorOptions& options,
+                                                           c10::Device device) {
+  ASSIGN_OR_RETURN(std::unique_ptr<DataIterator> data,
+                   MakeDataIterator(std::move(dataset), options));
+  if (device.is_cpu()) return data;
+  return std::make_unique<DeviceIterator>(std::move(data), device);
+}
+
 }  // namespace
 
 absl::StatusOr<JobData> JobData::Build(const JobState& state, const ProviderRegistry& providers) {
@@ -83,13 +112,14 @@ absl::StatusOr<std::unique_ptr<DataIterator>> JobData::TrainIterator(const JobSt
     return absl::FailedPreconditionError(
         "data.split leaves no training data: give the first number a share");
   }
-  return MakeDataIterator(datasets_.train,
-                          {.dataloader_type = state.spec.data.dataloader_type,
-                           .micro_batch_size = state.spec.training.micro_batch_size,
-                           .consumed_samples = state.progress.consumed_train_samples,
-                           .dp_rank = state.parallel.coordinates().dp,
-                           .dp_size = state.sizes.data_parallel_size,
-                           .data_sharding = state.spec.data.data_sharding});
+  return MakeIterator(datasets_.train,
+                      {.dataloader_type = state.spec.data.dataloader_type,
+                       .micro_batch_size = state.spec.training.micro_batch_size,
+                       .consumed_samples = state.progress.consumed_train_samples,
+                       .dp_rank = state.parallel.coordinates().dp,
+                       .dp_size = state.sizes.data_parallel_size,
+                       .data_sharding = state.spec.data.data_sharding},
+                      state.device);
 }
 
 absl::StatusOr<JobData::EvaluationPass> JobData::Evaluation(const JobState& state,
@@ -105,10 +135,12 @@ absl::StatusOr<JobData::EvaluationPass> JobData::Evaluation(const JobState& stat
   if (IsFullValidation(state, split)) {
     pass.eval_iters = std::numeric_limits<int64_t>::max();
     pass.samples = dataset->size();
-    ASSIGN_OR_RETURN(pass.data, MakeDataIterator(dataset, {.dataloader_type = "full_validation",
-                                                           .micro_batch_size = 1,
-                                                           .dp_rank = dp_rank,
-                                                           .dp_size = dp}));
+    ASSIGN_OR_RETURN(pass.data, MakeIterator(dataset,
+                                             {.dataloader_type = "full_validation",
+                                              .micro_batch_size = 1,
+                                              .dp_rank = dp_rank,
+                                              .dp_size = dp},
+                                             state.device));
     return pass;
   }
   const int64_t batch = EvaluationBatch(state);
@@ -118,11 +150,13 @@ absl::StatusOr<JobData::EvaluationPass> JobData::Evaluation(const JobState& stat
   pass.samples = pass.eval_iters * batch;
   int64_t consumed = split == "valid" ? state.progress.consumed_valid_samples : 0;
   if (consumed + pass.samples > dataset->size()) consumed = 0;
-  ASSIGN_OR_RETURN(pass.data, MakeDataIterator(dataset, {.dataloader_type = "single",
-                                                         .micro_batch_size = micro,
-                                                         .consumed_samples = consumed,
-                                                         .dp_rank = dp_rank,
-                                                         .dp_size = dp}));
+  ASSIGN_OR_RETURN(pass.data, MakeIterator(dataset,
+                                           {.dataloader_type = "single",
+                                            .micro_batch_size = micro,
+                                            .consumed_samples = consumed,
+                                            .dp_rank = dp_rank,
+                                            .dp_size = dp},
+                                           state.device));
   return pass;
 }
 
