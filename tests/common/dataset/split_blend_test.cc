@@ -55,7 +55,8 @@ TEST(BlendTest, ListsWithAndWithoutWeights) {
   EXPECT_THAT(*weighted->weights, ElementsAre(0.75, 0.25));
   EXPECT_FALSE(ParseBlendList({"a", "b"})->weights.has_value());
   EXPECT_FALSE(ParseBlendList({"1", "a", "2"})->weights.has_value());
-  EXPECT_THAT(ParseBlendList({"0", "a", "1", "b"}).status().ToString(), HasSubstr("weight of a is 0"));
+  EXPECT_THAT(ParseBlendList({"0", "a", "1", "b"}).status().ToString(),
+              HasSubstr("weight of a is 0"));
 }
 
 std::vector<int> Datasets(const BlendIndex& index) {
