@@ -12,7 +12,7 @@
 // runtime is not up yet when the choice is made, and in compilers without it.
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define MUSTER_VECTOR_CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
+#define MUSTER_VECTOR_CLONES __attribute__((target_clones("arch=x86-64-v4", "avx2", "default")))
 #else
 #define MUSTER_VECTOR_CLONES
 #endif
