@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "cli/absolute_paths.h"
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/follow.h"
@@ -38,6 +39,7 @@ absl::StatusOr<LocalRun> Prepare(const Invocation& invocation) {
   ASSIGN_OR_RETURN(run.loaded, LoadSpec(invocation.arguments[0], invocation.GetAll("--set")));
   CheckForRun(&run.loaded);
   if (!run.loaded.problems.empty()) return run;
+  RETURN_IF_ERROR(MakePathsAbsolute(&run.loaded));
   const ResourcesSpec& resources = run.loaded.spec.resources;
   ASSIGN_OR_RETURN(const int64_t workers, invocation.GetInt("--workers", resources.world_size, 1));
   ASSIGN_OR_RETURN(const int64_t spares, invocation.GetInt("--spares", resources.spares, 0));

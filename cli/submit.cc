@@ -1,6 +1,7 @@
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
+#include "cli/absolute_paths.h"
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/follow.h"
@@ -36,6 +37,10 @@ int Submit(const Invocation& invocation) {
   CheckForSubmit(client, &*loaded);
   if (!loaded->problems.empty()) {
     PrintProblems(path, loaded->problems);
+    return kExitUsage;
+  }
+  if (const absl::Status made = MakePathsAbsolute(&*loaded); !made.ok()) {
+    PrintError(made.message());
     return kExitUsage;
   }
   const absl::StatusOr<v1::SubmitJobResponse> response = client.SubmitJob(loaded->json);

@@ -172,6 +172,22 @@ TEST_F(ControlPlaneTest, MissingDataOnTheWorkerFailsTheLaunchWithTheFile) {
   EXPECT_THAT(status.dump(), HasSubstr("text.bin"));
 }
 
+TEST_F(ControlPlaneTest, RelativePathsMeanTheFolderOfWhoeverSubmits) {
+  StartTwoWorkers();  // they work in another folder, and check the data before they launch
+  const std::string home = cluster_.folder() / "home";
+  mkdir(home.c_str(), 0755);
+  for (const char* file : {"/text.idx", "/text.bin"}) PutFileText(home + file, "x");
+  json spec = FakeSpec(2, 5);
+  spec["data"] = {{"dataset_provider", "gpt"}, {"data_path", {"text"}}};
+  PutFileText(home + "/spec.json", spec.dump());
+  const std::string submit =
+      absl::StrCat("cd ", home, " && exec ", Binary("muster"), " submit --watch spec.json");
+  const Result result = RunCommand(cluster_.folder().path(), {"/bin/sh", "-c", submit},
+                                   {{"MUSTER_COORDINATOR", cluster_.address()}});
+  EXPECT_EQ(result.code, 0) << result.err << result.out;
+  EXPECT_THAT(result.out, HasSubstr("COMPLETED at iteration 5"));
+}
+
 TEST_F(ControlPlaneTest, BadSpecStartsNothingAndNamesEveryFault) {
   StartTwoWorkers();
   json spec = FakeSpec(2, 5);
