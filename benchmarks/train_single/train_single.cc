@@ -3,7 +3,8 @@
 //
 // Usage: bench-train-single MODEL(gpt2|small) BATCH SEQ DTYPE(fp32|bf16) THREADS
 // Then one line a request on standard input: "step N" runs N steps and prints one JSON line with
-// their seconds; end of input ends the program.
+// their seconds; "parts N" prints the CPU seconds of a step's parts, each the best of N; end of
+// input ends the program.
 
 #include <chrono>
 #include <cmath>
@@ -21,6 +22,7 @@
 #include <ATen/ops/mean.h>
 #include <ATen/ops/randint.h>
 
+#include "benchmarks/train_single/parts.h"
 #include "common/base/check.h"
 #include "worker/model/caching_allocator.h"
 #include "worker/model/gpt.h"
@@ -51,6 +53,10 @@ TransformerConfig ConfigNamed(const std::string& name) {
   c.ffn_hidden_size = 4 * c.hidden_size;
   c.kv_channels = 64;
   return c;
+}
+
+double CpuSecondsSince(std::clock_t start) {
+  return static_cast<double>(std::clock() - start) / CLOCKS_PER_SEC;
 }
 
 class Bench {
@@ -87,11 +93,14 @@ class Bench {
     const at::Tensor loss = at::mean(model_->Forward(batch, {}));
     loss.backward();
     MUSTER_CHECK(ddp_->FinishGradSync(0).ok());
+    const std::clock_t start = std::clock();
     auto prepared = optimizer_->PrepareStep();
     MUSTER_CHECK(prepared.ok());
     optimizer_->CommitStep(*prepared);
+    optimizer_cpu_seconds_ = CpuSecondsSince(start);
     return loss.item<double>();
   }
+  double optimizer_cpu_seconds() const { return optimizer_cpu_seconds_; }  // of the last step
 
  private:
   const TransformerConfig config_;
@@ -101,7 +110,26 @@ class Bench {
   std::unique_ptr<GptModel> model_;
   std::unique_ptr<DistributedDataParallel> ddp_;
   std::unique_ptr<Optimizer> optimizer_;
+  double optimizer_cpu_seconds_ = 0;
 };
+
+// One JSON line: a part's name and CPU seconds; "step" is a whole one, the last of `repeats`.
+void PrintParts(Bench& bench, const std::vector<PartTime>& parts, int64_t repeats) {
+  double step = 0, sum = 0;
+  for (int64_t i = 0; i < repeats; ++i) {
+    const std::clock_t start = std::clock();
+    bench.Step();
+    step = CpuSecondsSince(start);
+  }
+  std::cout << "{";
+  for (const PartTime& part : parts) {
+    std::cout << '"' << part.name << "\": " << part.cpu_seconds << ", ";
+    sum += part.cpu_seconds;
+  }
+  sum += bench.optimizer_cpu_seconds();
+  std::cout << "\"optimizer\": " << bench.optimizer_cpu_seconds() << ", \"rest\": " << step - sum
+            << ", \"step\": " << step << "}" << std::endl;
+}
 
 }  // namespace
 }  // namespace muster
@@ -114,11 +142,16 @@ int main(int argc, char** argv) {
   muster::InstallCachingCpuAllocator();
   at::set_num_threads(std::atoi(argv[5]));
   const at::ScalarType dtype = std::string(argv[4]) == "bf16" ? at::kBFloat16 : at::kFloat;
-  muster::Bench bench(muster::ConfigNamed(argv[1]), std::atoll(argv[2]), std::atoll(argv[3]),
-                      dtype);
+  const muster::TransformerConfig config = muster::ConfigNamed(argv[1]);
+  const int64_t batch = std::atoll(argv[2]), seq = std::atoll(argv[3]);
+  muster::Bench bench(config, batch, seq, dtype);
   std::string word;
   int64_t steps = 0;
   while (std::cin >> word >> steps) {
+    if (word == "parts") {
+      PrintParts(bench, muster::TimeParts(config, batch, seq, dtype, steps), steps);
+      continue;
+    }
     std::string seconds, cpu_seconds;
     double loss = 0;
     for (int64_t i = 0; i < steps; ++i) {
@@ -126,7 +159,7 @@ int main(int argc, char** argv) {
       const std::clock_t cpu_start = std::clock();
       loss = bench.Step();
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
-      const double cpu = static_cast<double>(std::clock() - cpu_start) / CLOCKS_PER_SEC;
+      const double cpu = muster::CpuSecondsSince(cpu_start);
       seconds += (i == 0 ? "" : ", ") + std::to_string(took.count());
       cpu_seconds += (i == 0 ? "" : ", ") + std::to_string(cpu);
     }

@@ -115,13 +115,16 @@ MUSTER_VECTOR_CLONES void CausalSoftmax(float* s, int64_t rows, int64_t cols, in
     float top = lanes[0];
     for (int lane = 1; lane < kLanes; ++lane) top = std::max(top, lanes[lane]);
     Half* row = Bits(p) + i * cols;
+    // One flat loop, which becomes full-width vectors; the lanes of the sum go in another.
+#pragma GCC ivdep
+    for (int64_t j = 0; j < width; ++j) {
+      const float e = Exp((s[j] - top) * scale);
+      s[j] = e;
+      row[j] = static_cast<Half>(Round(e));
+    }
     float sums[kLanes] = {};
     for (int64_t j = 0; j < width; j += kLanes) {
-      for (int lane = 0; lane < kLanes; ++lane) {
-        const float e = Exp((s[j + lane] - top) * scale);
-        sums[lane] += e;
-        row[j + lane] = static_cast<Half>(Round(e));
-      }
+      for (int lane = 0; lane < kLanes; ++lane) sums[lane] += s[j + lane];
     }
     for (int64_t j = width; j < cols; ++j) row[j] = 0;
     const float sum = Total(sums);
