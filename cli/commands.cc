@@ -34,7 +34,7 @@ std::vector<Command> AllCommands() {
           EvaluateCommand(),   EventsCommand(),         MetricsCommand(),     WorkersCommand(),
           DrainCommand(),      TopologyCommand(),       PlanCommand(),        ScheduleCommand(),
           GenerateCommand(),   DataPreprocessCommand(), DataInspectCommand(), CkptInspectCommand(),
-          CkptVerifyCommand(), VersionCommand()};
+          CkptVerifyCommand(), CompletionCommand(),     VersionCommand()};
 }
 
 int RunMuster(const std::vector<std::string>& words) {

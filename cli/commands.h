@@ -28,6 +28,7 @@ Command DataPreprocessCommand();
 Command DataInspectCommand();
 Command CkptInspectCommand();
 Command CkptVerifyCommand();
+Command CompletionCommand();
 Command VersionCommand();
 
 // In the order of the help text.
