@@ -98,9 +98,9 @@ MUSTER_VECTOR_CLONES void DotRows(const c10::BFloat16* a, int64_t a_stride, cons
   }
 }
 
-MUSTER_VECTOR_CLONES void CausalSoftmax(float* s, int64_t rows, int64_t cols, int64_t visible,
-                                        float scale, c10::BFloat16* p, float* inverse_sum,
-                                        float* lse) {
+MUSTER_VECTOR_CLONES void CausalSoftmax(float* __restrict s, int64_t rows, int64_t cols,
+                                        int64_t visible, float scale, c10::BFloat16* p,
+                                        float* inverse_sum, float* lse) {
   for (int64_t i = 0; i < rows; ++i, s += cols) {
     const int64_t seen = visible + i;
     const int64_t width = (seen + kLanes - 1) / kLanes * kLanes;  // whole vectors only
@@ -114,9 +114,8 @@ MUSTER_VECTOR_CLONES void CausalSoftmax(float* s, int64_t rows, int64_t cols, in
     }
     float top = lanes[0];
     for (int lane = 1; lane < kLanes; ++lane) top = std::max(top, lanes[lane]);
-    Half* row = Bits(p) + i * cols;
+    Half* __restrict row = Bits(p) + i * cols;
     // One flat loop, which becomes full-width vectors; the lanes of the sum go in another.
-#pragma GCC ivdep
     for (int64_t j = 0; j < width; ++j) {
       const float e = Exp((s[j] - top) * scale);
       s[j] = e;
@@ -145,10 +144,9 @@ MUSTER_VECTOR_CLONES void ScoreGrads(const ScoreGradBlock& block) {
       const int32_t hidden = static_cast<int32_t>(std::max<int64_t>(0, row + block.hidden));
       const float* s = block.s + row * cols;
       const float* dp = block.dp + row * cols;
-      Half* p = Bits(block.p) + row * cols;
-      Half* ds = Bits(block.ds) + row * cols;
+      Half* __restrict p = Bits(block.p) + row * cols;
+      Half* __restrict ds = Bits(block.ds) + row * cols;
       const int32_t width = static_cast<int32_t>(cols);
-#pragma GCC ivdep
       for (int32_t j = 0; j < width; ++j) {
         const float e = Exp(s[j] * scale - lse[j]);
         const float prob = j >= hidden ? e : 0.0f;

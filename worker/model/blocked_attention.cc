@@ -7,6 +7,7 @@
 #include <ATen/Parallel.h>
 #include <ATen/native/CPUBlas.h>
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 
 #include "worker/model/attention_kernels.h"
 
@@ -19,15 +20,6 @@ using kernels::BfPair;
 constexpr int64_t kBlock = 64;     // queries of a forward block, keys of a backward block
 constexpr int64_t kChunk = 256;    // queries of a backward block: its scores stay in the L2 cache
 constexpr int64_t kMaxSeq = 4096;  // a forward block's scores are (64, S) fp32
-
-bool CpuMultipliesBf16() {
-#if defined(__x86_64__)
-  static const bool has = __builtin_cpu_supports("avx512bf16");
-  return has && at::globalContext().userEnabledMkldnn();
-#else
-  return false;
-#endif
-}
 
 struct Sizes {
   explicit Sizes(const AttentionTensors& in)
@@ -71,6 +63,33 @@ void Product(int64_t m, int64_t n, int64_t k, const Bf16* a, int64_t lda, const 
              int64_t ldb, float* c, int64_t ldc, Into into) {
   at::native::cpublas::brgemm(m, n, k, lda, ldb, ldc, into == Into::kAdd, a,
                               reinterpret_cast<const Bf16*>(b), c, /*is_vnni=*/true);
+}
+
+// Whether oneDNN has this product, in the layout assumed here: it also obeys an environment
+// variable and a build option that the CPU's flags do not show. (1, 2) (2, 16) = 3 * 5 + 7 * 11.
+bool ProbeProduct() {
+  const Bf16 a[2] = {3.0f, 7.0f};
+  uint32_t b[16];
+  float c[16] = {};
+  const Bf16 rows[2][16] = {{5.0f}, {11.0f}};
+  kernels::PackRows(&rows[0][0], 16, 2, 16, b);
+  try {
+    Product(1, 16, 2, a, 2, b, 16, c, 16, Into::kReplace);
+    at::native::cpublas::brgemm_release();
+  } catch (const c10::Error&) {
+    return false;
+  }
+  return c[0] == 92.0f && c[1] == 0.0f;
+}
+
+bool CpuMultipliesBf16() {
+#if defined(__x86_64__)
+  // Without these instructions oneDNN emulates them: LibTorch's kernel is better then.
+  static const bool has = __builtin_cpu_supports("avx512bf16") && ProbeProduct();
+  return has && at::globalContext().userEnabledMkldnn();
+#else
+  return false;
+#endif
 }
 
 // x (S, D) as B = x^T (D, S).

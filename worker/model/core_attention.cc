@@ -55,6 +55,7 @@ namespace {
 // What backward reads: rotated heads, the output (B, S, heads, D), ln sum exp of the scores.
 struct Attended {
   AttentionTensors heads;
+  bool blocked;  // by BlockedAttention, otherwise by LibTorch
   at::Tensor out, lse;
 };
 
@@ -99,7 +100,8 @@ at::Tensor FlashCausalAttentionOp(const at::Tensor& qkv, const AttentionShape& s
       heads.k = rotary->Rotate(heads.k);
     }
     a.heads = {heads.q, heads.k, heads.v};
-    if (BlockedAttentionTakes(a.heads)) {
+    a.blocked = BlockedAttentionTakes(a.heads);
+    if (a.blocked) {
       rows = at::empty({layout.rows(), shape.heads * shape.channels}, qkv.options());
       a.out = ToHeads(Detached(rows), shape, layout);
       a.lse = BlockedAttention(a.heads, a.out);
@@ -122,8 +124,7 @@ at::Tensor FlashCausalAttentionOp(const at::Tensor& qkv, const AttentionShape& s
         const at::Tensor dq_slot = grouped.narrow(3, 0, r);
         const at::Tensor dk_slot = grouped.select(3, r), dv_slot = grouped.select(3, r + 1);
         AttentionTensors d;
-        const bool blocked = BlockedAttentionTakes(a.heads);
-        if (blocked) {
+        if (a.blocked) {
           // Without rotation in between, straight into dqkv where strides allow.
           const bool direct = !table.has_value();
           d.q = direct && r == 1 ? dq_slot.squeeze(3) : at::empty(dout.sizes(), dqkv.options());
