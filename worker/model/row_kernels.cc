@@ -152,14 +152,14 @@ MUSTER_INLINE void NormBackwardLoop(const NormBackwardRows<T>& a, int64_t rows, 
 
 template <class A>
 MUSTER_INLINE A Gelu(A u) {
-  return A(0.5) * u * (A(1) + Erf(u * A(0.70710678118654752440)));
+  return u * NormalCdf(u, Exp(A(-0.5) * u * u));
 }
 
 // d gelu = Phi(u) + u phi(u)
 template <class A>
 MUSTER_INLINE A GeluSlope(A u) {
-  const A cdf = A(0.5) * (A(1) + Erf(u * A(0.70710678118654752440)));
-  return cdf + u * (A(0.39894228040143267794) * Exp(A(-0.5) * u * u));
+  const A e = Exp(A(-0.5) * u * u);
+  return NormalCdf(u, e) + u * (A(0.39894228040143267794) * e);
 }
 
 template <class A>
