@@ -33,6 +33,23 @@ Progress::Options ProgressOptions(const std::string& spec_json) {
   return options;
 }
 
+// What the job's status does not show and a person must see: failed saves, where a run resumed.
+bool IsWorthALine(const v1::Event& event) {
+  return event.kind() == "checkpoint_failed" || event.kind() == "loaded" ||
+         event.kind() == "skipped";
+}
+
+// Prints the events since `since`. A failed call is left to the next one.
+void FollowEvents(Client* client, const std::string& job_id, int64_t* since, Progress* progress) {
+  const absl::StatusOr<v1::GetEventsResponse> response =
+      client->GetEvents(job_id, *since, absl::ZeroDuration());
+  if (!response.ok()) return;
+  for (const v1::Event& event : response->events()) {
+    if (IsWorthALine(event)) progress->Note(absl::StrCat(event.kind(), ": ", event.text()));
+  }
+  *since = response->next();
+}
+
 }  // namespace
 
 absl::StatusOr<v1::JobStatus> FollowJob(Client* client, const std::string& job_id,
@@ -42,7 +59,7 @@ absl::StatusOr<v1::JobStatus> FollowJob(Client* client, const std::string& job_i
   ASSIGN_OR_RETURN(v1::JobStatus job, client->GetJob(job_id, 0, absl::ZeroDuration(), &spec_json));
   Progress progress(ProgressOptions(spec_json), &std::cout);
   if (options.progress) progress.OnJob(job, clock.Steady());
-  int64_t since = 0;
+  int64_t since = 0, events_since = 0;
   absl::Duration last_answer = clock.Steady();
   while (true) {
     if (options.poll) RETURN_IF_ERROR(options.poll());
@@ -66,6 +83,7 @@ absl::StatusOr<v1::JobStatus> FollowJob(Client* client, const std::string& job_i
       if (options.progress) progress.OnRecord(job, record, clock.Steady());
     }
     since = metrics->next();
+    if (options.progress) FollowEvents(client, job_id, &events_since, &progress);
     if (options.progress) progress.OnJob(job, clock.Steady());
     if (ended && metrics->records().empty()) break;
     // Steps of a millisecond must not make this loop a load on the machine that trains.

@@ -123,6 +123,7 @@ Json ToJson(const v1::JobStatus& job) {
   json["consumed_samples"] = job.consumed_samples();
   json["num_floating_point_operations_so_far"] = Number(job.num_floating_point_operations_so_far());
   json["last"] = job.has_last() ? ToJson(job.last()) : Json(nullptr);
+  json["next_evaluation"] = job.next_evaluation() > 0 ? Json(job.next_evaluation()) : Json(nullptr);
   json["evaluations"] = Json::array();
   for (const v1::Evaluation& evaluation : job.evaluations()) {
     json["evaluations"].push_back({{"iteration", evaluation.iteration()},

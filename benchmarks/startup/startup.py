@@ -57,9 +57,10 @@ class Cluster:
                                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
         for _ in range(500):
             out = subprocess.run([MUSTER, "workers", "--json", "--coordinator", self.address], capture_output=True, text=True)
-            if out.returncode == 0 and out.stdout.count('"name"') >= 2:
+            if out.returncode == 0 and out.stdout.count('"ALIVE"') >= 2:
                 return
             time.sleep(0.02)
+        self.stop()
         sys.exit("the workers did not register")
 
     def stop(self):

@@ -1,5 +1,7 @@
 #include "common/schedule/eval_schedule.h"
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 
 namespace muster {
@@ -42,6 +44,18 @@ FinalEvaluations EvaluateAtEnd(const EvalScheduleOptions& options, bool left_ear
   if (left_early) return {false, false, "the run left its loop early"};
   if (options.eval_iters <= 0) return {false, false, "eval_iters is 0"};
   return {options.do_valid, options.do_test, "end of training"};
+}
+
+std::optional<int64_t> NextEvaluation(const EvalScheduleOptions& options, int64_t iteration,
+                                      int64_t train_iters) {
+  if (options.eval_iters <= 0 || iteration >= train_iters) return std::nullopt;
+  if (options.eval_interval.has_value() && options.do_valid) {
+    const int64_t interval = *options.eval_interval;
+    const int64_t first = std::max(iteration + 1, options.start_eval_at_iter);
+    const int64_t next = (first + interval - 1) / interval * interval;
+    if (next <= train_iters) return next;
+  }
+  return options.do_valid || options.do_test ? std::optional<int64_t>(train_iters) : std::nullopt;
 }
 
 absl::StatusOr<int64_t> EvalMicrobatches(int64_t eval_global_batch_size, int64_t micro_batch_size,

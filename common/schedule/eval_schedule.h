@@ -42,6 +42,11 @@ struct FinalEvaluations {
 };
 FinalEvaluations EvaluateAtEnd(const EvalScheduleOptions& options, bool left_early);
 
+// The iteration after which the schedule evaluates next, for a job that has completed `iteration`
+// of `train_iters`: an interval's, else the last. nullopt: none is due any more, or there are none.
+std::optional<int64_t> NextEvaluation(const EvalScheduleOptions& options, int64_t iteration,
+                                      int64_t train_iters);
+
 // Microbatches of an evaluation iteration: eval batch / (micro batch * dp); INVALID_ARGUMENT when
 // that does not divide.
 absl::StatusOr<int64_t> EvalMicrobatches(int64_t eval_global_batch_size, int64_t micro_batch_size,

@@ -6,7 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/status.h"
-#include "coordinator/core/job_topology.h"
+#include "common/schedule/from_spec.h"
 
 namespace muster {
 namespace {
@@ -115,7 +115,7 @@ absl::Status Coordinator::On(const SubmitJob& event, absl::Time now, Outcome* ou
   }
   ParsedSpec parsed = ParseJobSpec(event.spec_json);
   if (parsed.problems.empty()) {
-    if (const auto topology = TopologyOf(parsed.spec); !topology.ok()) {
+    if (const auto topology = RankTopology::Create(TopologyOf(parsed.spec)); !topology.ok()) {
       parsed.problems.push_back({"parallel", "", std::string(topology.status().message())});
     }
   }

@@ -3,9 +3,9 @@
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/schedule/from_spec.h"
 #include "common/topology/placement.h"
 #include "coordinator/core/coordinator.h"
-#include "coordinator/core/job_topology.h"
 
 namespace muster {
 
@@ -49,7 +49,7 @@ void Coordinator::StartJob(JobMachine& job, absl::Time now, std::vector<Action>*
     if (worker.info.kind != job.kind() || !membership_.IsIdle(worker)) continue;
     idle.push_back({name, membership_.FindAgent(worker.incarnation)->node, worker.info.index});
   }
-  const auto topology = TopologyOf(job.spec());
+  const auto topology = RankTopology::Create(TopologyOf(job.spec()));
   MUSTER_CHECK(topology.ok());  // checked when it was submitted
   const auto placement = PlaceRanks(*topology, idle);
   MUSTER_CHECK(placement.ok());  // admission has counted

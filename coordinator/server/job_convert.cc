@@ -2,7 +2,8 @@
 
 #include "common/base/check.h"
 #include "common/rpc/convert.h"
-#include "coordinator/core/job_topology.h"
+#include "common/schedule/eval_schedule.h"
+#include "common/schedule/from_spec.h"
 #include "coordinator/server/agent_convert.h"
 
 namespace muster {
@@ -89,6 +90,11 @@ v1::JobStatus ToProto(const JobMachine& job, JobDetail detail) {
   if (!job.history().steps().empty()) {
     *proto.mutable_last() = ToProto(job.history().steps().newest());
   }
+  if (!job.ended()) {
+    const std::optional<int64_t> next =
+        NextEvaluation(EvalScheduleOptionsOf(job.spec()), job.iteration(), job.train_iters());
+    proto.set_next_evaluation(next.value_or(0));
+  }
   proto.set_restarts(job.restarts());
   proto.set_exit_code(job.exit_code());
   proto.set_ended(job.ended());
@@ -138,7 +144,7 @@ v1::LogLine ToProto(const JobHistory::LogEntry& entry) {
 }
 
 void FillTopology(const JobMachine& job, v1::GetTopologyResponse* response) {
-  const auto topology = TopologyOf(job.spec());
+  const auto topology = RankTopology::Create(TopologyOf(job.spec()));
   MUSTER_CHECK(topology.ok());  // checked when the job was submitted
   response->set_world_size(job.world_size());
   response->set_spec_json(job.identity().spec_json);

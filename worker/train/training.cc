@@ -320,7 +320,7 @@ absl::StatusOr<TrainingResult> BuildAndTrain(const TrainingOptions& options) {
   if (options.world->rank() == 0) {
     auto event = [&](std::string text) {
       options.host.Send(
-          EventMessage{.epoch = options.epoch, .kind = "checkpoint", .text = std::move(text)});
+          EventMessage{.epoch = options.epoch, .kind = "loaded", .text = std::move(text)});
     };
     if (loaded.has_value()) {
       event(absl::StrCat("loaded ", loaded->path, loaded->weights_only ? " (weights only)" : "",

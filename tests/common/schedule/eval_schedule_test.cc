@@ -75,5 +75,26 @@ TEST(EvalScheduleTest, EvalMicrobatchesMustDivide) {
   EXPECT_FALSE(EvalMicrobatches(0, 2, 4).ok());
 }
 
+TEST(EvalScheduleTest, NextEvaluationIsTheOneThatTheTrainerMakes) {
+  for (const int64_t interval : {1, 3, 7, 10}) {
+    for (const int64_t start : {0, 4, 8}) {
+      EvalScheduleOptions options{.eval_interval = interval, .eval_iters = 2};
+      options.start_eval_at_iter = start;
+      constexpr int64_t kTrainIters = 20;
+      for (int64_t iteration = 0; iteration < kTrainIters; ++iteration) {
+        int64_t expected = iteration + 1;
+        while (expected < kTrainIters && !EvaluateAfterStep(options, expected, "").evaluate) {
+          ++expected;
+        }
+        EXPECT_EQ(NextEvaluation(options, iteration, kTrainIters), expected)
+            << "interval " << interval << " start " << start << " iteration " << iteration;
+      }
+      EXPECT_EQ(NextEvaluation(options, kTrainIters, kTrainIters), std::nullopt);
+    }
+  }
+  EXPECT_EQ(NextEvaluation({.eval_iters = 2}, 5, 20), 20);
+  EXPECT_EQ(NextEvaluation({.eval_interval = 5, .eval_iters = 0}, 5, 20), std::nullopt);
+}
+
 }  // namespace
 }  // namespace muster
