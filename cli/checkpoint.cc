@@ -1,3 +1,4 @@
+// checkpoint and evaluate: directives that all ranks act on at the same step.
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
@@ -7,28 +8,43 @@
 #include "nlohmann/json.hpp"
 
 namespace muster {
+namespace {
 
-Command CheckpointCommand() {
-  return {.name = "checkpoint",
+using RequestCall = absl::StatusOr<int64_t> (Client::*)(const std::string& job_id,
+                                                        const std::string& reason);
+
+Command RequestCommand(const std::string& name, const std::string& help, RequestCall call) {
+  return {.name = name,
           .arguments = "JOB",
-          .help = "write a checkpoint at the next step",
+          .help = help,
           .min_arguments = 1,
           .max_arguments = 1,
           .options = {JsonOption(), CoordinatorOption(), TokenFileOption()},
-          .run = [](const Invocation& invocation) -> int {
+          .run = [name, call](const Invocation& invocation) -> int {
             Client client(invocation);
             const std::string& job_id = invocation.arguments[0];
             const absl::StatusOr<int64_t> directive =
-                client.RequestCheckpoint(job_id, "requested by muster checkpoint");
+                (client.*call)(job_id, absl::StrCat("requested by muster ", name));
             if (!directive.ok()) return ReportCallError(directive.status(), client);
             if (invocation.Has("--json")) {
               PrintJsonLine({{"job_id", job_id}, {"directive", *directive}});
             } else {
-              std::cout << absl::StrCat("directive ", *directive, ": all ranks of ", job_id,
-                                        " checkpoint at the same step\n");
+              std::cout << absl::StrCat("directive ", *directive, ": all ranks of ", job_id, " ",
+                                        name, " at the same step\n");
             }
             return kExitDone;
           }};
+}
+
+}  // namespace
+
+Command CheckpointCommand() {
+  return RequestCommand("checkpoint", "write a checkpoint at the next step",
+                        &Client::RequestCheckpoint);
+}
+
+Command EvaluateCommand() {
+  return RequestCommand("evaluate", "evaluate at the next step", &Client::RequestEvaluation);
 }
 
 }  // namespace muster
