@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "train_single"))
 from peer_torch import CONFIGS, Gpt  # noqa: E402
 
+CONFIGS["small"]["vocab"] = 288  # the byte tokenizer needs 257
 name, batch, seq, dtype, steps = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5])
 torch.set_num_threads(1)
 dist.init_process_group("gloo")

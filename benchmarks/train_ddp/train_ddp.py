@@ -10,7 +10,7 @@ import tempfile
 ROUNDS, STEPS = int(sys.argv[1]), int(sys.argv[2])
 HERE = os.path.dirname(os.path.abspath(__file__))
 MODELS = {"gpt2": dict(layers=12, hidden=768, heads=12, vocab=50304, positions=1024),
-          "small": dict(layers=6, hidden=384, heads=6, vocab=256, positions=256)}
+          "small": dict(layers=6, hidden=384, heads=6, vocab=288, positions=256)}
 CASES = [tuple(c.split(":")) for c in os.environ.get("MUSTER_BENCH_CASES", "small:8:256:fp32 small:8:256:bf16 gpt2:2:256:fp32").split()]
 
 
