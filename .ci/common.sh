@@ -57,7 +57,7 @@ fetch_wheel() {
   printf '%s --hash=sha256:%s\n' "$requirement" "$hash" >"$DEPS/wheels/$folder.txt"
   python3 -m pip download --quiet --no-deps --only-binary=:all: --python-version 3.11 --implementation cp --abi cp311 --abi none \
     --platform manylinux_2_28_x86_64 --platform manylinux_2_25_x86_64 --platform manylinux2014_x86_64 \
-    --platform manylinux_2_17_x86_64 --require-hashes -d "$DEPS/wheels" -r "$DEPS/wheels/$folder.txt" >"$LOGS/pip.log" 2>&1 ||
+    --platform manylinux_2_17_x86_64 --platform manylinux_2_18_x86_64 --require-hashes -d "$DEPS/wheels" -r "$DEPS/wheels/$folder.txt" >"$LOGS/pip.log" 2>&1 ||
     fail "could not download $requirement ($(grep -m1 ERROR "$LOGS/pip.log" || tail -n1 "$LOGS/pip.log")); check the network, then run this again"
   say "unpacking $requirement into $DEPS/$folder"
   python3 - "$DEPS/wheels" "$requirement" "$DEPS/$folder" "$@" <<'EOF' || fail "could not unpack $requirement into $DEPS/$folder: is the disk full?"
@@ -86,10 +86,20 @@ setup() {
     nvidia/cu13/lib/libcupti.so.13
 }
 
+# The cuda preset's headers and NCCL, where the machine has no toolkit: the versions that torch's metadata pins.
+setup_cuda() {
+  command -v nvcc >/dev/null && return 0
+  [ ! -e /usr/local/cuda ] || return 0
+  fetch_wheel nvidia-cuda-runtime==13.0.96 7f82250d7782aa23b6cfe765ecc7db554bd3c2870c43f3d1821f1d18aebf0548 cuda-toolkit-13.0 nvidia/cu13/include
+  fetch_wheel nvidia-cuda-crt==13.0.88 2c8043c7c9e02492716426e9919fc78d2c5b3b2a7a768a88e952676b08aa55a4 cuda-toolkit-13.0 nvidia/cu13/include
+  fetch_wheel nvidia-nccl-cu13==2.28.9 e4553a30f34195f3fa1da02a6da3d6337d28f2003943aa0a3d247bbc25fefc42 cuda-toolkit-13.0 nvidia/nccl
+}
+
 # configure PRESET: runs CMake when the preset changed or was never configured.
 configure() {
   local preset=$1 folder=build
   case "$preset" in dev | cuda) ;; *) folder=build-$preset ;; esac
+  [ "$preset" != cuda ] || setup_cuda
   if [ ! -f "$folder/build.ninja" ] || [ "$(cat "$folder/.preset" 2>/dev/null)" != "$preset" ]; then
     say "configuring preset $preset in $folder/"
     cmake --preset "$preset" >"$DEPS/configure-$preset.log" 2>&1 ||

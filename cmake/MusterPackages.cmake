@@ -31,3 +31,23 @@ target_link_directories(muster_torch INTERFACE "${MUSTER_TORCH_DIR}/lib")
 target_link_libraries(muster_torch INTERFACE torch_cpu c10 Threads::Threads)
 target_link_options(muster_torch INTERFACE
   -Wl,--allow-shlib-undefined "-Wl,-rpath,${MUSTER_TORCH_DIR}/lib:${MUSTER_CUDART_DIR}")
+
+# CUDA and NCCL: the machine's toolkit where there is one, else the wheels that torch pins, fetched by ./dev (headers and
+# libraries only; nothing here needs nvcc yet). Reached through muster::cuda, which no torch-free code links.
+if(MUSTER_CUDA)
+  find_package(CUDAToolkit QUIET)
+  set(MUSTER_CUDA_WHEELS "${MUSTER_DEPS_DIR}/cuda-toolkit-13.0/nvidia")
+  find_path(MUSTER_CUDA_INCLUDE cuda_runtime_api.h
+    HINTS ${CUDAToolkit_INCLUDE_DIRS} "${MUSTER_CUDA_WHEELS}/cu13/include" REQUIRED)
+  find_library(MUSTER_CUDART_LIBRARY NAMES cudart libcudart.so.13
+    HINTS ${CUDAToolkit_LIBRARY_DIR} "${MUSTER_CUDART_DIR}" REQUIRED)
+  find_path(MUSTER_NCCL_INCLUDE nccl.h
+    HINTS ${CUDAToolkit_INCLUDE_DIRS} "${MUSTER_CUDA_WHEELS}/nccl/include" REQUIRED)
+  find_library(MUSTER_NCCL_LIBRARY NAMES nccl libnccl.so.2
+    HINTS ${CUDAToolkit_LIBRARY_DIR} "${MUSTER_CUDA_WHEELS}/nccl/lib" REQUIRED)
+  add_library(muster_cuda INTERFACE)
+  add_library(muster::cuda ALIAS muster_cuda)
+  target_include_directories(muster_cuda SYSTEM INTERFACE "${MUSTER_CUDA_INCLUDE}" "${MUSTER_NCCL_INCLUDE}")
+  target_link_libraries(muster_cuda INTERFACE
+    "${MUSTER_TORCH_DIR}/lib/libc10_cuda.so" "${MUSTER_NCCL_LIBRARY}" "${MUSTER_CUDART_LIBRARY}")
+endif()
