@@ -35,17 +35,9 @@ absl::StatusOr<SpecSchedule> ScheduleOf(const JobSpec& spec) {
 }
 
 int Schedule(const Invocation& invocation) {
-  const std::string& path = invocation.arguments[0];
-  const absl::StatusOr<LoadedSpec> loaded = LoadSpec(path, invocation.GetAll("--set"));
-  if (!loaded.ok()) {
-    PrintError(loaded.status().message());
-    return kExitUsage;
-  }
-  if (!loaded->problems.empty()) {
-    PrintProblems(path, loaded->problems);
-    return kExitUsage;
-  }
-  const absl::StatusOr<SpecSchedule> schedule = ScheduleOf(loaded->spec);
+  const std::optional<JobSpec> spec = LoadGoodSpec(invocation);
+  if (!spec.has_value()) return kExitUsage;
+  const absl::StatusOr<SpecSchedule> schedule = ScheduleOf(*spec);
   if (!schedule.ok()) {
     PrintError(schedule.status().message());
     return kExitUsage;

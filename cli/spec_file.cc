@@ -51,6 +51,20 @@ absl::StatusOr<LoadedSpec> LoadSpec(const std::string& path, const std::vector<s
   return loaded;
 }
 
+std::optional<JobSpec> LoadGoodSpec(const Invocation& invocation) {
+  const std::string& path = invocation.arguments[0];
+  absl::StatusOr<LoadedSpec> loaded = LoadSpec(path, invocation.GetAll("--set"));
+  if (!loaded.ok()) {
+    PrintError(loaded.status().message());
+    return std::nullopt;
+  }
+  if (!loaded->problems.empty()) {
+    PrintProblems(path, loaded->problems);
+    return std::nullopt;
+  }
+  return std::move(loaded->spec);
+}
+
 void CheckForRun(LoadedSpec* loaded) {
   const auto add = [&](std::vector<SpecProblem> more) {
     loaded->problems.insert(loaded->problems.end(), std::make_move_iterator(more.begin()),

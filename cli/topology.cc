@@ -39,17 +39,9 @@ void PrintTopology(const Json& json) {
 
 // Of a spec, without a cluster.
 int OfSpec(const Invocation& invocation, Json* json) {
-  const std::string& path = invocation.arguments[0];
-  const absl::StatusOr<LoadedSpec> loaded = LoadSpec(path, invocation.GetAll("--set"));
-  if (!loaded.ok()) {
-    PrintError(loaded.status().message());
-    return kExitUsage;
-  }
-  if (!loaded->problems.empty()) {
-    PrintProblems(path, loaded->problems);
-    return kExitUsage;
-  }
-  const absl::StatusOr<RankTopology> topology = RanksOf(loaded->spec);
+  const std::optional<JobSpec> spec = LoadGoodSpec(invocation);
+  if (!spec.has_value()) return kExitUsage;
+  const absl::StatusOr<RankTopology> topology = RanksOf(*spec);
   if (!topology.ok()) {
     PrintError(topology.status().message());
     return kExitUsage;
