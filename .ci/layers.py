@@ -25,7 +25,7 @@ RULES = {
     "common/dataset": (BASE + ["common/files", "common/tokenizer"], ["json", "files"]),
     "common/preflight": (BASE + ["common/spec"], ["files"]),
     "common/rpc": (BASE + RUNTIME + PURE1, ["grpc", "proto", "threads", "files"]),
-    "coordinator/core": (BASE + PURE1, []),
+    "coordinator/core": (BASE + PURE1, ["json"]),
     "coordinator/engine": (BASE + PURE1 + RUNTIME + ["coordinator/core"], ["threads", "files", "sqlite"]),
     "coordinator/server": (BASE + PURE1 + RUNTIME + ["common/rpc", "coordinator/core", "coordinator/engine"],
                            ["grpc", "proto", "threads", "files", "json"]),

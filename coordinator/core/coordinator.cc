@@ -71,6 +71,16 @@ absl::Status Coordinator::On(const Heartbeat& event, absl::Time now, Outcome* ou
   return membership_.Beat(event, now);
 }
 
+absl::Status Coordinator::On(const LeaveAgent& event, absl::Time now, Outcome* out) {
+  return absl::OkStatus();
+}
+
+absl::Status Coordinator::On(const StorageState& event, absl::Time now, Outcome* out) {
+  storage_ = event;
+  ++queue_generation_;
+  return absl::OkStatus();
+}
+
 absl::Status Coordinator::On(const ReportBatch& event, absl::Time now, Outcome* out) {
   ASSIGN_OR_RETURN(const bool is_new, membership_.AcceptBatch(event.stream, event.sequence, now));
   const Agent* agent = membership_.FindStream(event.stream);

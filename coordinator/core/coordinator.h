@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "coordinator/core/durable.h"
 #include "coordinator/core/job_machine.h"
 #include "coordinator/core/job_queue.h"
 #include "coordinator/core/membership.h"
@@ -41,7 +42,16 @@ class Coordinator {
   Outcome Handle(const Event& event, absl::Time now);
   std::vector<Action> Tick(absl::Time now);
 
+  // ---- durability: see durable.h
+  // What has changed since the last call: to be written before the actions of the same events are
+  // carried out.
+  DurableChanges TakeChanges();
+  // Into a new coordinator, before its first event. INVALID_ARGUMENT names the record that cannot
+  // be read. `now`: agents that were alive have from now on their time to reconnect.
+  absl::Status Restore(const DurableState& state, absl::Time now);
+
   // ---- reading
+  const StorageState& storage() const { return storage_; }
   const Membership& membership() const { return membership_; }
   const Rendezvous& rendezvous() const { return rendezvous_; }
   const JobMachine* FindJob(const std::string& job_id) const;
@@ -55,6 +65,8 @@ class Coordinator {
   absl::Status On(const OpenStream& event, absl::Time now, Outcome* out);
   absl::Status On(const CloseStream& event, absl::Time now, Outcome* out);
   absl::Status On(const Heartbeat& event, absl::Time now, Outcome* out);
+  absl::Status On(const LeaveAgent& event, absl::Time now, Outcome* out);
+  absl::Status On(const StorageState& event, absl::Time now, Outcome* out);
   absl::Status On(const ReportBatch& event, absl::Time now, Outcome* out);
   absl::Status On(const SubmitJob& event, absl::Time now, Outcome* out);
   absl::Status On(const CancelJob& event, absl::Time now, Outcome* out);
@@ -88,6 +100,7 @@ class Coordinator {
   std::map<std::string, std::string> idempotency_;       // key -> job id
   int64_t next_sequence_ = 1;
   int64_t num_stale_reports_ = 0;
+  StorageState storage_;
   std::set<std::string> changed_;                 // jobs touched by the event that is handled now
   int64_t queue_generation_ = 0;                  // raised when the queue changes
   std::pair<int64_t, int64_t> admitted_{-1, -1};  // generations at the last Admit

@@ -71,9 +71,19 @@ struct OpenStream {
 struct CloseStream {
   StreamId stream = 0;
 };
+struct TrainerProgress {  // of one job on one node: see membership.proto
+  std::string job_id;
+  int64_t epoch = 0;
+  int64_t iteration = 0;
+};
 struct Heartbeat {
   StreamId stream = 0;
   int64_t sequence = 0;
+  std::vector<TrainerProgress> progress;
+};
+struct LeaveAgent {  // it says goodbye
+  StreamId stream = 0;
+  std::string reason;
 };
 struct ReportBatch {
   StreamId stream = 0;
@@ -112,9 +122,14 @@ struct WaitPrefix {  // answered by WaitDone
 struct CancelWait {  // the caller has gone
   WaitToken token = 0;
 };
-using Event =
-    std::variant<RegisterAgent, OpenStream, CloseStream, Heartbeat, ReportBatch, SubmitJob,
-                 CancelJob, RequestDirective, DrainWorker, SetKey, WaitPrefix, CancelWait>;
+// Whether the journal can be written. While it cannot, nothing is submitted or admitted.
+struct StorageState {
+  bool writable = true;
+  std::string reason;  // "the journal's disk is full: ..."
+};
+using Event = std::variant<RegisterAgent, OpenStream, CloseStream, Heartbeat, LeaveAgent,
+                           ReportBatch, SubmitJob, CancelJob, RequestDirective, DrainWorker, SetKey,
+                           WaitPrefix, CancelWait, StorageState>;
 
 // ---- messages to agents
 struct WelcomeMessage {

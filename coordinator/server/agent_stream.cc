@@ -50,8 +50,15 @@ absl::StatusOr<Event> AgentStream::EventOf(const v1::ConnectRequest& request) {
   switch (request.message_case()) {
     case v1::ConnectRequest::kHello:
       return OpenStream{request.hello().incarnation(), id_};
-    case v1::ConnectRequest::kHeartbeat:
-      return Heartbeat{id_, request.heartbeat().sequence()};
+    case v1::ConnectRequest::kHeartbeat: {
+      Heartbeat heartbeat{.stream = id_, .sequence = request.heartbeat().sequence()};
+      for (const auto& progress : request.heartbeat().progress()) {
+        heartbeat.progress.push_back({progress.job_id(), progress.epoch(), progress.iteration()});
+      }
+      return heartbeat;
+    }
+    case v1::ConnectRequest::kGoodbye:
+      return LeaveAgent{id_, request.goodbye().reason()};
     case v1::ConnectRequest::kReports: {
       auto batch = FromProto(request.reports(), id_);
       if (!batch.ok()) return batch.status();
