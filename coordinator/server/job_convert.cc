@@ -101,6 +101,7 @@ v1::JobStatus ToProto(const JobMachine& job, JobDetail detail) {
   proto.set_reason(job.reason());
   if (job.cause().has_value()) *proto.mutable_cause() = CauseToProto(*job.cause(), detail);
   proto.set_world_size(job.world_size());
+  proto.set_priority(job.spec().resources.priority);
   *proto.mutable_submitted_at() = ToProto(job.submitted_at());
   if (job.started_at().has_value()) *proto.mutable_started_at() = ToProto(*job.started_at());
   if (job.ended_at().has_value()) *proto.mutable_ended_at() = ToProto(*job.ended_at());

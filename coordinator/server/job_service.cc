@@ -83,6 +83,7 @@ grpc::ServerUnaryReactor* JobServiceImpl::ListJobs(grpc::CallbackServerContext* 
         for (const auto& [sequence, job] : core.jobs()) {
           *response->add_jobs() = ToProto(*job, JobDetail::kSummary);
         }
+        if (!core.storage().writable) response->set_storage_trouble(core.storage().reason);
         call->Finish(ToGrpc(status));
       });
   if (!posted.ok()) call->Answer(posted);
@@ -94,12 +95,13 @@ grpc::ServerUnaryReactor* JobServiceImpl::GetJob(grpc::CallbackServerContext* co
                                                  v1::GetJobResponse* response) {
   const auto call = UnaryCall::New();
   const int64_t known = request->known_version();
-  WatchJob(
+  WatchJobAndCore(
       engine_, call, request->job_id(), muster::FromProto(request->wait()),
       [known](const JobMachine& job) { return job.version() > known; },
-      [known, response](const JobMachine& job) {
+      [known, response](const JobMachine& job, const Coordinator& core) {
         *response->mutable_job() = ToProto(job, JobDetail::kFull);
         if (known == 0) response->set_spec_json(job.identity().spec_json);
+        if (!core.storage().writable) response->set_storage_trouble(core.storage().reason);
         return absl::OkStatus();
       });
   return call.get();

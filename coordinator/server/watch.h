@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "coordinator/engine/engine.h"
@@ -16,11 +17,11 @@ inline constexpr absl::Duration kMaxWatch = absl::Minutes(1);
 
 // Answers `call` as soon as `has_news(job)` holds or `wait` has passed, after `fill(job)`, whose
 // status is the call's. NOT_FOUND when there is no such job (any more). Both run on the engine's
-// thread.
-inline void WatchJob(Engine* engine, const std::shared_ptr<UnaryCall>& call,
-                     const std::string& job_id, absl::Duration wait,
-                     std::function<bool(const JobMachine&)> has_news,
-                     std::function<absl::Status(const JobMachine&)> fill) {
+// thread. `fill` of WatchJobAndCore sees what is around the job, too.
+inline void WatchJobAndCore(
+    Engine* engine, const std::shared_ptr<UnaryCall>& call, const std::string& job_id,
+    absl::Duration wait, std::function<bool(const JobMachine&)> has_news,
+    std::function<absl::Status(const JobMachine&, const Coordinator&)> fill) {
   const auto attempt = [=](const Coordinator& core, absl::Time now, bool last) {
     if (call->claimed()) return true;  // the caller has gone
     const JobMachine* job = core.FindJob(job_id);
@@ -29,12 +30,21 @@ inline void WatchJob(Engine* engine, const std::shared_ptr<UnaryCall>& call,
       return true;
     }
     if (!last && !has_news(*job)) return false;
-    if (call->Claim()) call->Finish(ToGrpc(fill(*job)));
+    if (call->Claim()) call->Finish(ToGrpc(fill(*job, core)));
     return true;
   };
   const absl::Status posted =
       engine->Watch(job_id, std::clamp(wait, absl::ZeroDuration(), kMaxWatch), attempt);
   if (!posted.ok()) call->Answer(posted);
+}
+
+inline void WatchJob(Engine* engine, const std::shared_ptr<UnaryCall>& call,
+                     const std::string& job_id, absl::Duration wait,
+                     std::function<bool(const JobMachine&)> has_news,
+                     std::function<absl::Status(const JobMachine&)> fill) {
+  WatchJobAndCore(
+      engine, call, job_id, wait, std::move(has_news),
+      [fill = std::move(fill)](const JobMachine& job, const Coordinator&) { return fill(job); });
 }
 
 inline constexpr int kMaxPage = 1'000;  // entries of one answer
