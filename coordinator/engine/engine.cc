@@ -82,6 +82,7 @@ void Engine::Run() {
       stopping = stopping_;
     }
     if (const absl::Time now = Now(); now >= next_tick) {
+      TakeHeartbeats(now);
       CarryOut(core_.Tick(now));
       ExpireWatchers();
       next_tick = now + options_.tick;
@@ -97,6 +98,18 @@ void Engine::Run() {
   // Nothing is queued any more: Enqueue refuses since stopping_ was set.
   for (auto& [job_id, watcher] : watchers_) watcher.attempt(core_, Now(), /*last=*/true);
   watchers_.clear();
+}
+
+void Engine::TakeHeartbeats(absl::Time now) {
+  if (heartbeat_source_ == nullptr) return;
+  std::vector<Heartbeat> heartbeats;
+  heartbeat_source_(&heartbeats);
+  for (Heartbeat& heartbeat : heartbeats) {
+    const StreamId stream = heartbeat.stream;
+    const Outcome outcome = core_.Handle(std::move(heartbeat), now);
+    if (!outcome.status.ok()) sink_->End(stream, outcome.status);
+    CarryOut(outcome.actions);
+  }
 }
 
 void Engine::HandleOne(Item item) {

@@ -47,6 +47,12 @@ class Engine {
   Engine(const EngineOptions& options, Clock* clock, ActionSink* sink);
   ~Engine();  // stops
 
+  // Heartbeats do not queue up. Once a tick, on the engine's thread, `source` appends the newest
+  // one of each stream that has had one since its last call; a stream whose heartbeat the core
+  // refuses is ended. Before Start.
+  using HeartbeatSource = std::function<void(std::vector<Heartbeat>* heartbeats)>;
+  void SetHeartbeatSource(HeartbeatSource source) { heartbeat_source_ = std::move(source); }
+
   void Start();
   // Waits for the thread to end. What is queued or watched is answered.
   void Stop();
@@ -85,6 +91,7 @@ class Engine {
 
   absl::Status Enqueue(Item item);
   void Run();
+  void TakeHeartbeats(absl::Time now);
   void HandleOne(Item item);
   void CarryOut(const std::vector<Action>& actions);
   void RunWatchers(const std::string& job_id);
@@ -100,6 +107,8 @@ class Engine {
   ActionSink* const sink_;
   const absl::Time wall_start_;
   const absl::Duration steady_start_;
+
+  HeartbeatSource heartbeat_source_;
 
   Mutex mu_;
   CondVar wake_;
