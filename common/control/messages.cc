@@ -175,16 +175,21 @@ void Visit(Tag<FailedMessage>, V& v, M& m) {
   MUSTER_FIELD(reason);
   MUSTER_FIELD(collective);
 }
+template <class V, class M>
+void Visit(Tag<ProgressMessage>, V& v, M& m) {
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(iteration);
+}
 #undef MUSTER_FIELD
 
 // "type" of each message, in the order of the variant's alternatives.
 constexpr const char* kToTrainerTypes[] = {"assign", "unique_id", "directive",
                                            "abort",  "shutdown",  "store_reply"};
 static_assert(std::size(kToTrainerTypes) == std::variant_size_v<AgentToTrainer>);
-constexpr const char* kToAgentTypes[] = {"hello",         "phase", "publish_unique_id",
-                                         "store_request", "step",  "evaluation",
-                                         "checkpoint",    "event", "done",
-                                         "failed"};
+constexpr const char* kToAgentTypes[] = {"hello",         "phase",   "publish_unique_id",
+                                         "store_request", "step",    "evaluation",
+                                         "checkpoint",    "event",   "done",
+                                         "failed",        "progress"};
 static_assert(std::size(kToAgentTypes) == std::variant_size_v<TrainerToAgent>);
 
 // ---- writing

@@ -129,12 +129,18 @@ struct FailedMessage {  // this rank cannot go on; the process stays, waiting fo
   bool collective =
       false;  // failed inside a collective: a symptom of another rank's failure, most likely
 };
+// The last committed step, sent now and then by every rank (at most every 200 ms): a sign of life
+// that heartbeats carry on. The step reports of one rank are the record; this is none.
+struct ProgressMessage {
+  int64_t epoch = 0, iteration = 0;
+};
 
 using AgentToTrainer = std::variant<AssignMessage, UniqueIdMessage, DirectiveMessage, AbortMessage,
                                     ShutdownMessage, StoreReplyMessage>;
-using TrainerToAgent = std::variant<HelloMessage, PhaseMessage, PublishUniqueIdMessage,
-                                    StoreRequestMessage, StepMessage, EvaluationMessage,
-                                    CheckpointMessage, EventMessage, DoneMessage, FailedMessage>;
+using TrainerToAgent =
+    std::variant<HelloMessage, PhaseMessage, PublishUniqueIdMessage, StoreRequestMessage,
+                 StepMessage, EvaluationMessage, CheckpointMessage, EventMessage, DoneMessage,
+                 FailedMessage, ProgressMessage>;
 
 // One line, ending in '\n'. Doubles keep all 17 digits.
 std::string Encode(const AgentToTrainer& message);

@@ -24,6 +24,8 @@ namespace {
 
 // Log lines beyond this many events wait in their trainer's pipe.
 constexpr size_t kMaxQueuedRunEvents = 4096;
+// For the coordinator to hear the goodbye; without it the heartbeat's limit says the same later.
+constexpr absl::Duration kGoodbyeLimit = absl::Seconds(1);
 
 std::vector<std::string> WorkerNames(const Agent::Options& options) {
   if (options.devices.size() == 1) return {options.name};
@@ -151,14 +153,25 @@ class Agent::Impl {
       if (auto* launch = std::get_if<LaunchOrder>(order)) FillThreads(launch);
     }
     for (const AgentAction& action : machine_.Handle(posted.event, clock_.Steady())) {
-      if (std::holds_alternative<ExitAgentAction>(action)) return false;
+      if (const auto* exit = std::get_if<ExitAgentAction>(&action)) {
+        if (exit->goodbye) client_->Leave("it was told to end", kGoodbyeLimit);
+        return false;
+      }
       std::visit([this](const auto& a) { Do(a); }, action);
     }
     const auto* run = std::get_if<RunEvent>(&posted.event);
+    if (run != nullptr) NoteProgress();
     if (run != nullptr && std::holds_alternative<TrainerExited>(run->what)) {
       trainers_->Forget(run->worker, run->run);
     }
     return true;
+  }
+
+  void NoteProgress() {
+    std::vector<JobProgress> progress = machine_.Progress();
+    if (progress == progress_) return;
+    client_->SetProgress(progress);
+    progress_ = std::move(progress);
   }
 
   // The spec's own wish goes before the coordinator's share of the cores.
@@ -190,13 +203,18 @@ class Agent::Impl {
                 });
   }
   void Do(const SendBatchAction& action) { client_->Send(stream_, action.batch); }
-  void Do(const NewIncarnationAction&) { client_->NewIncarnation(); }
+  void Do(const NewIncarnationAction& action) {
+    MUSTER_LOG(kWarning) << "ending the trainers of this node and registering anew: "
+                         << action.reason;
+    client_->NewIncarnation();
+  }
   void Do(const ExitAgentAction&) {}
 
   const Options options_;
   RealClock clock_;
   AgentMachine machine_;
-  int64_t stream_ = 0;  // of the last order
+  int64_t stream_ = 0;                 // of the last order
+  std::vector<JobProgress> progress_;  // as the client knows it
   TrainerSet* trainers_ = nullptr;
   StoreProxy* store_ = nullptr;
   CoordinatorClient* client_ = nullptr;

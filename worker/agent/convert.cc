@@ -197,4 +197,16 @@ v1::ReportBatch ToProto(const ReportBatch& batch) {
   return out;
 }
 
+v1::Heartbeat ToProto(int64_t sequence, const std::vector<JobProgress>& progress) {
+  v1::Heartbeat out;
+  out.set_sequence(sequence);
+  for (const JobProgress& job : progress) {
+    v1::TrainerProgress* added = out.add_progress();
+    added->set_job_id(job.job_id);
+    added->set_epoch(job.epoch);
+    added->set_iteration(job.iteration);
+  }
+  return out;
+}
+
 }  // namespace muster

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <deque>
+#include <optional>
 #include <random>
 #include <thread>
 #include <utility>
@@ -62,6 +63,22 @@ class CoordinatorClient::Impl {
     if (stream != stream_ || context_ == nullptr) return;
     outbox_.push_back(std::move(batch));
     changed_.NotifyAll();
+  }
+
+  void SetProgress(std::vector<JobProgress> progress) {
+    MutexLock lock(&mu_);
+    progress_ = std::move(progress);
+  }
+
+  void Leave(absl::string_view reason, absl::Duration limit) {
+    const absl::Time deadline = absl::Now() + limit;
+    MutexLock lock(&mu_);
+    goodbye_ = std::string(reason);
+    changed_.NotifyAll();
+    while (context_ != nullptr && absl::Now() < deadline) {
+      changed_.WaitFor(&mu_, deadline - absl::Now());
+    }
+    ending_ = true;
   }
 
   void NewIncarnation() {
@@ -154,7 +171,7 @@ class CoordinatorClient::Impl {
     int64_t number;
     {
       MutexLock lock(&mu_);
-      if (ending_ || new_incarnation_) return absl::AbortedError("ending");
+      if (ending_ || new_incarnation_ || goodbye_) return absl::AbortedError("ending");
       context_ = &context;
       number = ++stream_;
       outbox_.clear();
@@ -190,21 +207,30 @@ class CoordinatorClient::Impl {
     absl::Time next_heartbeat = absl::Now() + heartbeat_interval_;
     while (true) {
       std::shared_ptr<const ReportBatch> batch;
+      std::vector<JobProgress> progress;
+      v1::ConnectRequest request;
       {
         MutexLock lock(&mu_);
-        while (!stream_broken_ && outbox_.empty() && absl::Now() < next_heartbeat) {
+        while (!stream_broken_ && outbox_.empty() && !goodbye_ && absl::Now() < next_heartbeat) {
           changed_.WaitFor(&mu_, next_heartbeat - absl::Now());
         }
         if (stream_broken_) return;
         if (!outbox_.empty()) {
           batch = std::move(outbox_.front());
           outbox_.pop_front();
+        } else if (goodbye_) {
+          request.mutable_goodbye()->set_reason(*goodbye_);
         }
+        progress = progress_;
       }
-      v1::ConnectRequest request;
+      if (request.has_goodbye()) {
+        // The last message: the coordinator answers by ending the stream.
+        if (!stream->Write(request) || !stream->WritesDone()) break;
+        return;
+      }
       // A heartbeat that is due goes first: a flood of batches must not look like silence.
       if (absl::Now() >= next_heartbeat) {
-        request.mutable_heartbeat()->set_sequence(++heartbeats);
+        *request.mutable_heartbeat() = ToProto(++heartbeats, progress);
         if (!stream->Write(request)) break;
         next_heartbeat = absl::Now() + heartbeat_interval_;
       }
@@ -251,6 +277,8 @@ class CoordinatorClient::Impl {
   int64_t stream_ ABSL_GUARDED_BY(mu_) = 0;
   grpc::ClientContext* context_ ABSL_GUARDED_BY(mu_) = nullptr;  // of the stream that is open
   std::deque<std::shared_ptr<const ReportBatch>> outbox_ ABSL_GUARDED_BY(mu_);
+  std::vector<JobProgress> progress_ ABSL_GUARDED_BY(mu_);
+  std::optional<std::string> goodbye_ ABSL_GUARDED_BY(mu_);  // the reason, once it is to be said
 
   std::thread thread_;
 };
@@ -262,6 +290,12 @@ CoordinatorClient::CoordinatorClient(std::shared_ptr<grpc::Channel> channel, std
 CoordinatorClient::~CoordinatorClient() = default;
 void CoordinatorClient::Send(int64_t stream, std::shared_ptr<const ReportBatch> batch) {
   impl_->Send(stream, std::move(batch));
+}
+void CoordinatorClient::SetProgress(std::vector<JobProgress> progress) {
+  impl_->SetProgress(std::move(progress));
+}
+void CoordinatorClient::Leave(absl::string_view reason, absl::Duration limit) {
+  impl_->Leave(reason, limit);
 }
 void CoordinatorClient::NewIncarnation() { impl_->NewIncarnation(); }
 

@@ -10,8 +10,11 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/string_view.h"
+#include "absl/time/time.h"
 #include "muster/v1/membership.pb.h"
 #include "worker/core/agent_messages.h"
 
@@ -38,8 +41,13 @@ class CoordinatorClient {
   ~CoordinatorClient();
 
   void Send(int64_t stream, std::shared_ptr<const ReportBatch> batch);
+  // What the next heartbeats say.
+  void SetProgress(std::vector<JobProgress> progress);
   // Registers anew, as another incarnation.
   void NewIncarnation();
+  // Sends Goodbye behind what was given to Send, and waits until the coordinator has ended the
+  // stream, at most `limit`. The client's last call; no stream is opened after it.
+  void Leave(absl::string_view reason, absl::Duration limit);
 
  private:
   class Impl;

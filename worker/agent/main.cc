@@ -46,6 +46,8 @@ constexpr char kUsage[] =
   --lifeline-fd N          end at once when this descriptor reaches its end (for muster local)
 )";
 
+constexpr int kHardExitMs = 15'000;  // after the second order to end
+
 struct Flags {
   Agent::Options agent;
   std::string device;
@@ -156,22 +158,32 @@ class Watcher {
 
  private:
   void Watch(int lifeline_fd, Agent* agent) {
+    int terminations = 0;
     while (true) {
       pollfd polled[] = {
           {signals_, POLLIN, 0}, {stop_, POLLIN, 0}, {lifeline_fd, POLLIN | POLLHUP, 0}};
-      if (poll(polled, 3, -1) < 0) continue;
+      const int ready = poll(polled, 3, terminations < 2 ? -1 : kHardExitMs);
+      if (ready < 0) continue;
+      if (ready == 0) {
+        // A thread of the agent hangs, in a dead file system most likely. The trainers end
+        // themselves at the end of file on their control sockets.
+        MUSTER_LOG(kError) << "told to end twice and still here: leaving without an orderly end";
+        std::_Exit(1);
+      }
       if (polled[1].revents != 0) return;
       if (polled[0].revents != 0) {
         signalfd_siginfo info;
         if (read(signals_, &info, sizeof(info)) == sizeof(info)) {
           MUSTER_LOG(kInfo) << "signal " << info.ssi_signo << ": ending";
           agent->Terminate();
+          ++terminations;
         }
       }
       if (polled[2].revents != 0) {
         MUSTER_LOG(kWarning) << "the process that this agent belongs to is gone: ending now";
         agent->Terminate();
         agent->Terminate();
+        terminations += 2;
         lifeline_fd = -1;
       }
     }

@@ -59,11 +59,28 @@ std::vector<AgentAction> AgentMachine::Handle(const AgentEvent& event, absl::Dur
   return std::exchange(actions_, {});
 }
 
+std::vector<JobProgress> AgentMachine::Progress() const {
+  std::map<std::string, JobProgress> jobs;
+  for (const auto& [name, worker] : workers_) {
+    if (worker.state != State::kTraining || worker.iteration == 0) continue;
+    JobProgress& job = jobs[worker.launch->job_id];
+    if (worker.launch->epoch < job.epoch) continue;
+    if (worker.launch->epoch > job.epoch) {
+      job = {.job_id = worker.launch->job_id, .epoch = worker.launch->epoch};
+    }
+    job.iteration = std::max(job.iteration, worker.iteration);
+  }
+  std::vector<JobProgress> result;
+  for (auto& [job_id, progress] : jobs) result.push_back(std::move(progress));
+  return result;
+}
+
 std::optional<absl::Duration> AgentMachine::NextWake() const {
   std::optional<absl::Duration> wake;
   if (connected_) KeepEarlier(&wake, reports_.NextDue());
   KeepEarlier(&wake, terminate_due_);
   if (!exited_) KeepEarlier(&wake, farewell_due_);
+  if (!exited_) KeepEarlier(&wake, give_up_due_);
   for (const auto& [name, worker] : workers_) KeepEarlier(&wake, worker.hello_due);
   return wake;
 }
@@ -104,6 +121,10 @@ void AgentMachine::On(const TerminateEvent&) {
     }
   }
   if (!now) terminate_due_ = now_ + options_.terminate_grace;
+  const absl::Duration give_up =
+      now_ + options_.hang_limit +
+      (now ? absl::ZeroDuration() : options_.terminate_grace + options_.leave_grace);
+  KeepEarlier(&give_up_due_, give_up);
 }
 
 void AgentMachine::On(const TickEvent&) {
@@ -188,6 +209,7 @@ void AgentMachine::Launch(const std::shared_ptr<const LaunchOrder>& order,
     worker.launch = order;
     worker.assignment = resolved;
     worker.done = worker.aborted = worker.has_unique_id = false;
+    worker.iteration = 0;
     Send(worker, MakeAssign(worker));
     return;
   }
@@ -280,8 +302,13 @@ void AgentMachine::OnTrainerMessage(Worker& worker, const TrainerToAgent& messag
   std::visit(
       [&](const auto& m) {
         using Message = std::decay_t<decltype(m)>;
+        if constexpr (std::is_same_v<Message, ProgressMessage> ||
+                      std::is_same_v<Message, StepMessage>) {
+          worker.iteration = std::max(worker.iteration, m.iteration);
+        }
         if constexpr (!std::is_same_v<Message, HelloMessage> &&
-                      !std::is_same_v<Message, StoreRequestMessage>) {
+                      !std::is_same_v<Message, StoreRequestMessage> &&
+                      !std::is_same_v<Message, ProgressMessage>) {
           Report(worker, m);
         }
       },
@@ -391,19 +418,21 @@ void AgentMachine::StartAfresh(absl::string_view reason) {
     Stop(worker, absl::ZeroDuration(), reason);
   }
   reports_.Reset();
-  actions_.push_back(NewIncarnationAction{});
+  actions_.push_back(NewIncarnationAction{std::string(reason)});
 }
 
 void AgentMachine::LeaveWhenDone() {
   if (terminations_ == 0 || exited_) return;
+  const bool given_up = give_up_due_ && now_ >= *give_up_due_;
   for (const auto& [name, worker] : workers_) {
-    if (worker.state != State::kIdle) return;
+    if (worker.state != State::kIdle && !given_up) return;
   }
+  // Also while the coordinator is away: it may be back in a moment, and then it knows how its job
+  // ended here.
   if (!farewell_due_) farewell_due_ = now_ + options_.farewell_limit;
-  if (reports_.empty() || !connected_ || now_ >= *farewell_due_) {
-    exited_ = true;
-    actions_.push_back(ExitAgentAction{});
-  }
+  if (!reports_.empty() && now_ < *farewell_due_ && !given_up) return;
+  exited_ = true;
+  actions_.push_back(ExitAgentAction{.goodbye = connected_ && reports_.empty() && !given_up});
 }
 
 }  // namespace muster

@@ -94,8 +94,12 @@ struct StoreRequestAction {  // ask the rendezvous service; the answer is RunEve
 struct SendBatchAction {
   std::shared_ptr<const ReportBatch> batch;
 };
-struct NewIncarnationAction {};  // register with a new incarnation
-struct ExitAgentAction {};       // nothing runs any more and all is reported: leave
+struct NewIncarnationAction {  // register with a new incarnation
+  std::string reason;
+};
+struct ExitAgentAction {  // nothing runs any more: leave
+  bool goodbye = false;   // all is reported and the stream is open: say so first
+};
 using AgentAction =
     std::variant<StartTrainerAction, SendToTrainerAction, SignalTrainerAction, EndTrainerAction,
                  StoreRequestAction, SendBatchAction, NewIncarnationAction, ExitAgentAction>;
@@ -112,6 +116,9 @@ class AgentMachine {
     absl::Duration terminate_grace = absl::Seconds(60);  // for a checkpoint after SIGTERM
     absl::Duration leave_grace = absl::Seconds(5);       // between "leave" and the kill
     absl::Duration farewell_limit = absl::Seconds(2);    // for the last acknowledgements
+    // After a trainer's kill was ordered, or after the second SIGTERM: then the agent leaves,
+    // whatever still hangs (a file system, a process that cannot die).
+    absl::Duration hang_limit = absl::Seconds(10);
     ReportBuffer::Options reports;
   };
 
@@ -122,6 +129,8 @@ class AgentMachine {
   std::optional<absl::Duration> NextWake() const;
 
   State state(const std::string& worker) const { return workers_.at(worker).state; }
+  // Of the jobs whose trainers run here and have committed a step, sorted by job.
+  std::vector<JobProgress> Progress() const;
 
  private:
   struct Worker {
@@ -133,6 +142,7 @@ class AgentMachine {
     int64_t pid = 0;
     bool report_exit = true;             // false when its incarnation is over
     bool done = false;                   // its trainer has reported done or failed
+    int64_t iteration = 0;               // last committed one of this epoch
     std::vector<AgentToTrainer> queued;  // until the trainer says hello
     std::optional<absl::Duration> hello_due;
     std::string stop_reason;
@@ -182,6 +192,7 @@ class AgentMachine {
   int terminations_ = 0;
   std::optional<absl::Duration> terminate_due_;  // then the trainers that still run are stopped
   std::optional<absl::Duration> farewell_due_;
+  std::optional<absl::Duration> give_up_due_;  // then the agent leaves with trainers unreaped
 
   absl::Duration now_;                // of the event being handled
   std::vector<AgentAction> actions_;  // of the event being handled

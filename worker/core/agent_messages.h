@@ -89,4 +89,12 @@ struct ReportBatch {
   std::vector<TrainerReport> reports;
 };
 
+// How far a job's trainers on this node have come: what heartbeats carry.
+struct JobProgress {
+  std::string job_id;
+  int64_t epoch = 0;
+  int64_t iteration = 0;  // last committed one, the highest of this node's ranks
+  bool operator==(const JobProgress&) const = default;
+};
+
 }  // namespace muster

@@ -17,6 +17,7 @@ namespace {
 // A stuck agent must not make the trainer's memory grow without end: at some 300 bytes a step
 // report this is days of steps.
 constexpr size_t kMaxOutgoing = 200'000;
+constexpr absl::Duration kProgressInterval = absl::Milliseconds(200);
 // How much longer than the coordinator's own limit a reply may take.
 constexpr absl::Duration kReplySlack = absl::Seconds(10);
 
@@ -83,6 +84,13 @@ void ControlClient::Send(TrainerToAgent message) {
   }
   outgoing_.push_back(std::move(line));
   changed_.NotifyAll();
+}
+
+void ControlClient::NoteProgress(int64_t epoch, int64_t iteration) {
+  const absl::Duration now = clock_.Steady();
+  if (now < next_progress_) return;
+  next_progress_ = now + kProgressInterval;
+  Send(ProgressMessage{.epoch = epoch, .iteration = iteration});
 }
 
 std::vector<Directive> ControlClient::TakeDirectives() {

@@ -16,6 +16,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "common/control/messages.h"
+#include "common/runtime/clock.h"
 #include "common/runtime/mutex.h"
 #include "worker/comm/rendezvous_store.h"
 #include "worker/train/trainer_host.h"
@@ -29,6 +30,7 @@ class ControlClient final : public TrainerHost {
   ~ControlClient() override;
 
   void Send(TrainerToAgent message) override;
+  void NoteProgress(int64_t epoch, int64_t iteration) override;
   std::vector<Directive> TakeDirectives() override;
   bool ExitSignalReceived() override;
   // Called by the signal handler's watcher.
@@ -77,6 +79,8 @@ class ControlClient final : public TrainerHost {
   int64_t next_request_ ABSL_GUARDED_BY(mu_) = 1;
   std::map<int64_t, std::optional<StoreReplyMessage>> pending_ ABSL_GUARDED_BY(mu_);
   std::atomic<bool> exit_signal_{false};
+  RealClock clock_;
+  absl::Duration next_progress_;  // of the training thread
   std::thread reader_, writer_;
 };
 

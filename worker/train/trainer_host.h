@@ -2,6 +2,7 @@
 // in tests. Thread-safe.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "common/control/messages.h"
@@ -13,6 +14,9 @@ class TrainerHost {
   virtual ~TrainerHost() = default;
   // Never blocks the caller.
   virtual void Send(TrainerToAgent message) = 0;
+  // The step `iteration` of `epoch` is committed. Called by every rank after every step, from one
+  // thread; costs a clock read.
+  virtual void NoteProgress(int64_t epoch, int64_t iteration) {}
   // Directives that arrived since the last call, in any order, repeated or not.
   virtual std::vector<Directive> TakeDirectives() = 0;
   // True once a termination signal asked this process to checkpoint and exit.

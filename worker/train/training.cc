@@ -91,6 +91,7 @@ class Training {
       ASSIGN_OR_RETURN(const TrainStepResult step,
                        TrainStep(*state_, *data, agreement_, Wish(), timers_));
       ++state_->progress.iteration;
+      options_.host.NoteProgress(options_.epoch, Iteration());
       state_->progress.floating_point_operations_so_far +=
           FlopsOfBatch(FlopsModelOf(state_->spec, state_->sizes), step.batch.running_batch_size,
                        state_->spec.model.seq_length);

@@ -78,6 +78,7 @@ std::vector<TrainerToAgent> ToAgentSamples() {
           StepMessage{},
           EvaluationMessage{2, 100, "valid", 1.5, 4.4816890703380645, true},
           CheckpointMessage{2, 100, "/ckpt/iter_100", false, "no space left on device", 1.5},
+          ProgressMessage{2, 99},
           EventMessage{2, "loaded", "iteration 50"},
           DoneMessage{2, 16, "rerun"},
           FailedMessage{2, "all_reduce timed out", true}};

@@ -1,6 +1,8 @@
 // AgentMachine by scripts of events; the clock is a number.
 #include "worker/core/agent_machine.h"
 
+#include <functional>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -77,7 +79,7 @@ std::string Name(const AgentAction& action) {
       return absl::StrCat("batch ", a.batch->sequence, ": ", absl::StrJoin(names, "; "));
     }
     std::string operator()(const NewIncarnationAction&) { return "new incarnation"; }
-    std::string operator()(const ExitAgentAction&) { return "leave"; }
+    std::string operator()(const ExitAgentAction& a) { return a.goodbye ? "goodbye" : "leave"; }
   };
   return std::visit(Visitor{}, action);
 }
@@ -368,7 +370,7 @@ TEST_F(AgentMachineTest, TerminationLetsTrainersCheckpointThenLeaves) {
   EXPECT_THAT(Tick(absl::Seconds(59)), IsEmpty());
   EXPECT_THAT(Tick(absl::Seconds(1)), ElementsAre("to w1/1: shutdown", "end w1/1 in 5s"));
   EXPECT_THAT(Exits("w1", 0), ElementsAre("batch 4: w1 exited 0"));
-  EXPECT_THAT(Order(AckOrder{4}), ElementsAre("leave"));
+  EXPECT_THAT(Order(AckOrder{4}), ElementsAre("goodbye"));
 }
 
 TEST_F(AgentMachineTest, SecondTerminationIsAtOnce) {
@@ -380,7 +382,7 @@ TEST_F(AgentMachineTest, SecondTerminationIsAtOnce) {
 
 TEST_F(AgentMachineTest, IdleAgentLeavesAtOnce) {
   Welcome();
-  EXPECT_THAT(Handle(TerminateEvent{}), ElementsAre("leave"));
+  EXPECT_THAT(Handle(TerminateEvent{}), ElementsAre("goodbye"));
 }
 
 TEST_F(AgentMachineTest, AgentWithoutAcknowledgementsLeavesAfterALimit) {
@@ -390,6 +392,101 @@ TEST_F(AgentMachineTest, AgentWithoutAcknowledgementsLeavesAfterALimit) {
   EXPECT_THAT(Exits("w1", 0), ElementsAre("batch 2: w1 exited 0"));
   EXPECT_EQ(machine_.NextWake(), now_ + absl::Seconds(2));
   EXPECT_THAT(Tick(absl::Seconds(2)), ElementsAre("leave"));
+}
+
+// SIGTERM in every state of a worker, with and without a coordinator: the agent always leaves,
+// within limits that are known, and a second SIGTERM makes it a matter of seconds.
+TEST_F(AgentMachineTest, TerminationEndsInEveryState) {
+  enum class Dies { kAtOnce, kNever };
+  struct Row {
+    const char* name;
+    State state;
+    bool connected;
+    Dies dies;  // what a trainer does when it is ended
+    int terminations;
+    absl::Duration at_most;
+    const char* last;
+  };
+  const Row rows[] = {
+      {"idle", State::kIdle, true, Dies::kAtOnce, 1, absl::ZeroDuration(), "goodbye"},
+      {"idle, away", State::kIdle, false, Dies::kAtOnce, 1, absl::ZeroDuration(), "leave"},
+      {"launching", State::kLaunching, true, Dies::kAtOnce, 1, absl::ZeroDuration(), "goodbye"},
+      {"launching, away", State::kLaunching, false, Dies::kAtOnce, 1, absl::Seconds(2), "leave"},
+      {"launching, hangs", State::kLaunching, true, Dies::kNever, 1, absl::Seconds(75), "leave"},
+      {"launching, hangs, twice", State::kLaunching, true, Dies::kNever, 2, absl::Seconds(10),
+       "leave"},
+      {"training", State::kTraining, true, Dies::kAtOnce, 1, absl::Seconds(60), "goodbye"},
+      {"training, away", State::kTraining, false, Dies::kAtOnce, 1, absl::Seconds(62), "leave"},
+      {"training, twice", State::kTraining, true, Dies::kAtOnce, 2, absl::ZeroDuration(),
+       "goodbye"},
+      {"training, hangs", State::kTraining, true, Dies::kNever, 1, absl::Seconds(75), "leave"},
+      {"stopping", State::kStopping, true, Dies::kAtOnce, 1, absl::Seconds(60), "goodbye"},
+      {"stopping, twice", State::kStopping, true, Dies::kAtOnce, 2, absl::ZeroDuration(),
+       "goodbye"},
+      {"stopping, hangs", State::kStopping, false, Dies::kNever, 1, absl::Seconds(75), "leave"},
+  };
+  for (const Row& row : rows) {
+    SCOPED_TRACE(row.name);
+    AgentMachine machine(Options());
+    absl::Duration now = absl::Seconds(5);
+    std::string last;  // "goodbye" or "leave", once it was said
+    // A trainer that dies does so when it is killed, and the coordinator acknowledges at once.
+    std::function<void(const AgentEvent&)> handle = [&](const AgentEvent& event) {
+      for (const AgentAction& action : machine.Handle(event, now)) {
+        if (const auto* end = std::get_if<EndTrainerAction>(&action)) {
+          if (row.dies == Dies::kAtOnce && end->grace < absl::Minutes(1)) {
+            handle(RunEvent{end->worker, end->run, TrainerExited{}});
+          }
+        } else if (const auto* batch = std::get_if<SendBatchAction>(&action)) {
+          handle(CoordinatorOrder(AckOrder{batch->batch->sequence}));
+        } else if (std::holds_alternative<ExitAgentAction>(action)) {
+          EXPECT_EQ(last, "") << "only once";
+          last = Name(action);
+        }
+      }
+    };
+    handle(CoordinatorOrder(WelcomeOrder{}));
+    if (row.state != State::kIdle) {
+      LaunchOrder launch{.job_id = "job", .epoch = 1};
+      launch.assignments = {{.worker = "w0"}};
+      handle(CoordinatorOrder(launch));
+    }
+    if (row.state == State::kTraining || row.state == State::kStopping) {
+      handle(RunEvent{"w0", 1, TrainerToAgent(HelloMessage{})});
+    }
+    if (row.state == State::kStopping) {
+      handle(CoordinatorOrder(StopOrder{{"w0", "job", 1}, absl::Minutes(15), "cancelled"}));
+    }
+    ASSERT_EQ(machine.state("w0"), row.state);
+    if (!row.connected) handle(StreamLostEvent{});
+    for (int i = 0; i < row.terminations; ++i) handle(TerminateEvent{});
+    const absl::Duration start = now;
+    while (last.empty() && machine.NextWake() && now - start <= row.at_most) {
+      now = std::max(now, *machine.NextWake());
+      handle(TickEvent{});
+    }
+    EXPECT_EQ(last, row.last);
+    EXPECT_LE(now - start, row.at_most);
+  }
+}
+
+TEST_F(AgentMachineTest, ProgressIsTheHighestOfANodesRanksAndEndsWithTheTrainer) {
+  Train();
+  EXPECT_THAT(machine_.Progress(), IsEmpty());
+  EXPECT_THAT(Says("w0", ProgressMessage{.epoch = 1, .iteration = 4}), IsEmpty())
+      << "it is no report";
+  Says("w1", ProgressMessage{.epoch = 1, .iteration = 5});
+  EXPECT_THAT(machine_.Progress(), ElementsAre(JobProgress{"job", 1, 5}));
+  Says("w0", StepMessage{.epoch = 1, .iteration = 6});
+  EXPECT_THAT(machine_.Progress(), ElementsAre(JobProgress{"job", 1, 6}));
+  Says("w1", ProgressMessage{.epoch = 0, .iteration = 99});
+  EXPECT_THAT(machine_.Progress(), ElementsAre(JobProgress{"job", 1, 6})) << "of an older epoch";
+  Launch({"w0", "w1"}, 2);
+  EXPECT_THAT(machine_.Progress(), IsEmpty()) << "an epoch starts anew";
+  Says("w1", ProgressMessage{.epoch = 2, .iteration = 3});
+  EXPECT_THAT(machine_.Progress(), ElementsAre(JobProgress{"job", 2, 3}));
+  Exits("w1", 1);
+  EXPECT_THAT(machine_.Progress(), IsEmpty());
 }
 
 }  // namespace
