@@ -1,10 +1,12 @@
 #include "coordinator/engine/engine.h"
 
+#include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
-#include "common/runtime/log.h"
+#include "common/base/status.h"
 
 namespace muster {
 namespace {
@@ -13,15 +15,31 @@ absl::Status Stopping() { return absl::UnavailableError("the coordinator is stop
 
 }  // namespace
 
-Engine::Engine(const EngineOptions& options, Clock* clock, ActionSink* sink)
+Engine::Engine(const EngineOptions& options, Clock* clock, ActionSink* sink, Journal* journal)
     : options_(options),
       clock_(clock),
       sink_(sink),
+      journal_(journal),
       wall_start_(clock->Now()),
       steady_start_(clock->Steady()),
       core_(options.core) {}
 
 Engine::~Engine() { Stop(); }
+
+absl::StatusOr<Restored> Engine::Restore() {
+  MUSTER_CHECK(journal_ != nullptr && !thread_.joinable());
+  const absl::Duration begin = clock_->Steady();
+  const auto tail = static_cast<int64_t>(options_.core.jobs.history.max_steps);
+  ASSIGN_OR_RETURN(const DurableState state, journal_->Load(tail));
+  RETURN_IF_ERROR(core_.Restore(state, Now()));
+  Restored restored{.num_jobs = core_.jobs().size(),
+                    .num_agents = core_.membership().agents().size(),
+                    .num_records = state.records.size(),
+                    .num_rows = state.ledger.size()};
+  for (const auto& [sequence, job] : core_.jobs()) restored.num_active_jobs += !job->ended();
+  restored.took = clock_->Steady() - begin;
+  return restored;
+}
 
 void Engine::Start() {
   MUSTER_CHECK(!thread_.joinable());
@@ -53,6 +71,12 @@ absl::Status Engine::Watch(const std::string& job_id, absl::Duration wait, Attem
   return Enqueue(WatchItem{job_id, wait, std::move(attempt)});
 }
 
+absl::StatusOr<std::vector<LedgerRow>> Engine::ReadLedger(const JobMachine& job, LedgerKind kind,
+                                                          int64_t since, int64_t limit) {
+  if (journal_ == nullptr) return std::vector<LedgerRow>();
+  return journal_->ReadLedger(job.identity().sequence, kind, since, limit);
+}
+
 absl::Status Engine::Enqueue(Item item) {
   MutexLock lock(&mu_);
   if (stopping_) return Stopping();
@@ -67,37 +91,63 @@ absl::Status Engine::Enqueue(Item item) {
 
 absl::Time Engine::Now() { return wall_start_ + (clock_->Steady() - steady_start_); }
 
+std::deque<Engine::Item> Engine::NextBatch(bool* stopping) {
+  std::deque<Item> batch;
+  MutexLock lock(&mu_);
+  const absl::Duration until_tick = next_tick_ - Now();
+  if (queue_.empty() && !stopping_ && until_tick > absl::ZeroDuration()) {
+    wake_.WaitFor(&mu_, until_tick);
+  }
+  *stopping = stopping_;
+  if (stopping_ || queue_.size() <= options_.max_batch) {
+    batch.swap(queue_);
+    return batch;
+  }
+  const auto end = queue_.begin() + static_cast<std::ptrdiff_t>(options_.max_batch);
+  batch.assign(std::make_move_iterator(queue_.begin()), std::make_move_iterator(end));
+  queue_.erase(queue_.begin(), end);
+  return batch;
+}
+
 void Engine::Run() {
-  absl::Time next_tick = Now();
   bool stopping = false;
   while (!stopping) {
-    std::deque<Item> batch;
-    {
-      MutexLock lock(&mu_);
-      const absl::Duration until_tick = next_tick - Now();
-      if (queue_.empty() && !stopping_ && until_tick > absl::ZeroDuration()) {
-        wake_.WaitFor(&mu_, until_tick);
-      }
-      batch.swap(queue_);
-      stopping = stopping_;
-    }
-    if (const absl::Time now = Now(); now >= next_tick) {
-      TakeHeartbeats(now);
-      CarryOut(core_.Tick(now));
-      ExpireWatchers();
-      next_tick = now + options_.tick;
+    std::deque<Item> batch = NextBatch(&stopping);
+    const absl::Time now = Now();
+    if (now >= next_tick_) {
+      OnTimer(now);
+      next_tick_ = now + options_.tick;
     }
     for (Item& item : batch) {
       if (stopping) {
         RefuseOne(std::move(item));
       } else {
-        HandleOne(std::move(item));
+        TakeOne(std::move(item), now);
       }
     }
+    Commit();
   }
-  // Nothing is queued any more: Enqueue refuses since stopping_ was set.
+  // Nothing is queued any more: Enqueue refuses since stopping_ was set. What could not be written
+  // is not acknowledged.
+  for (Release& release : releases_) {
+    auto& finished = std::get<Finished>(release);
+    if (finished.done) finished.done(Outcome{.status = Stopping()});
+  }
+  releases_.clear();
   for (auto& [job_id, watcher] : watchers_) watcher.attempt(core_, Now(), /*last=*/true);
   watchers_.clear();
+  if (journal_ != nullptr) (void)journal_->Sync();
+}
+
+void Engine::OnTimer(absl::Time now) {
+  TakeHeartbeats(now);
+  MaintainJournal(now);
+  retry_ = true;
+  if (!holding()) {
+    handled_ = true;
+    Keep({.actions = core_.Tick(now)}, nullptr);
+  }
+  ExpireWatchers();
 }
 
 void Engine::TakeHeartbeats(absl::Time now) {
@@ -106,88 +156,43 @@ void Engine::TakeHeartbeats(absl::Time now) {
   heartbeat_source_(&heartbeats);
   for (Heartbeat& heartbeat : heartbeats) {
     const StreamId stream = heartbeat.stream;
-    const Outcome outcome = core_.Handle(std::move(heartbeat), now);
-    if (!outcome.status.ok()) sink_->End(stream, outcome.status);
-    CarryOut(outcome.actions);
+    handled_ = true;
+    Outcome outcome = core_.Handle(std::move(heartbeat), now);
+    if (!outcome.status.ok()) outcome.actions.emplace_back(EndStream{stream, outcome.status});
+    Keep(std::move(outcome), nullptr);
   }
 }
 
-void Engine::HandleOne(Item item) {
-  const absl::Time now = Now();
+void Engine::TakeOne(Item item, absl::Time now) {
   if (auto* post = std::get_if<PostItem>(&item)) {
-    const Outcome outcome = core_.Handle(post->event, now);
-    if (post->done) post->done(outcome);
-    CarryOut(outcome.actions);
+    const bool harmless = std::holds_alternative<Heartbeat>(post->event) ||
+                          std::holds_alternative<CloseStream>(post->event) ||
+                          std::holds_alternative<CancelWait>(post->event);
+    if (holding() && !harmless) {
+      if (post->done) post->done(AnswerWhileHolding(post->event));
+      return;
+    }
+    handled_ = true;
+    Keep(core_.Handle(post->event, now), std::move(post->done));
   } else if (auto* read = std::get_if<ReadFn>(&item)) {
-    (*read)(absl::OkStatus(), core_, now);
+    releases_.emplace_back(std::move(*read));
   } else if (auto* watch = std::get_if<WatchItem>(&item)) {
-    const bool last =
-        watch->wait <= absl::ZeroDuration() || watchers_.size() >= options_.max_watches;
-    if (watch->attempt(core_, now, last) || last) return;
-    watchers_.emplace(watch->job_id, Watcher{now + watch->wait, std::move(watch->attempt)});
+    releases_.emplace_back(std::move(*watch));
   }
+}
+
+void Engine::Keep(Outcome outcome, Done done) {
+  if (done == nullptr && outcome.actions.empty()) return;
+  releases_.emplace_back(Finished{std::move(outcome), std::move(done)});
 }
 
 void Engine::RefuseOne(Item item) {
   if (auto* post = std::get_if<PostItem>(&item)) {
-    Outcome outcome;
-    outcome.status = Stopping();
-    if (post->done) post->done(outcome);
+    if (post->done) post->done(Outcome{.status = Stopping()});
   } else if (auto* read = std::get_if<ReadFn>(&item)) {
     (*read)(Stopping(), core_, Now());
   } else if (auto* watch = std::get_if<WatchItem>(&item)) {
     watch->attempt(core_, Now(), /*last=*/true);
-  }
-}
-
-void Engine::CarryOut(const std::vector<Action>& actions) {
-  for (const Action& action : actions) {
-    if (const auto* send = std::get_if<SendToAgent>(&action)) {
-      sink_->Send(send->stream, send->message);
-    } else if (const auto* end = std::get_if<EndStream>(&action)) {
-      MUSTER_LOG(kWarning) << "agent stream ended stream=" << end->stream << " reason=\""
-                           << std::string(end->status.message()) << "\"";
-      sink_->End(end->stream, end->status);
-    } else if (const auto* done = std::get_if<WaitDone>(&action)) {
-      sink_->Answer(*done);
-    } else if (const auto* changed = std::get_if<JobChanged>(&action)) {
-      LogState(changed->job_id);
-      RunWatchers(changed->job_id);
-    }
-  }
-}
-
-void Engine::LogState(const std::string& job_id) {
-  const JobMachine* job = core_.FindJob(job_id);
-  if (job == nullptr) return;
-  const auto known = logged_.find(job_id);
-  if (known == logged_.end() ? job->ended() : known->second == job->state()) return;
-  MUSTER_LOG(kInfo) << "job state job=" << job_id << " state=" << JobStateName(job->state())
-                    << " epoch=" << job->epoch() << " iteration=" << job->iteration()
-                    << " reason=\"" << job->reason() << "\"";
-  if (job->ended()) {
-    logged_.erase(job_id);
-  } else {
-    logged_[job_id] = job->state();
-  }
-}
-
-void Engine::RunWatchers(const std::string& job_id) {
-  const auto [first, last] = watchers_.equal_range(job_id);
-  for (auto it = first; it != last;) {
-    it = it->second.attempt(core_, Now(), /*last=*/false) ? watchers_.erase(it) : std::next(it);
-  }
-}
-
-void Engine::ExpireWatchers() {
-  const absl::Time now = Now();
-  for (auto it = watchers_.begin(); it != watchers_.end();) {
-    if (it->second.deadline > now) {
-      ++it;
-      continue;
-    }
-    it->second.attempt(core_, now, /*last=*/true);
-    it = watchers_.erase(it);
   }
 }
 
