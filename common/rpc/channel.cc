@@ -1,5 +1,6 @@
 #include "common/rpc/channel.h"
 
+#include <arpa/inet.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/security/credentials.h>
 #include <grpcpp/support/channel_arguments.h>
@@ -8,6 +9,9 @@
 #include <algorithm>
 #include <utility>
 #include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/rpc/address.h"
 
 namespace muster {
 namespace {
@@ -47,6 +51,19 @@ class TokenInterceptorFactory final : public grpc::experimental::ClientIntercept
 
 }  // namespace
 
+std::string GrpcTarget(const std::string& address) {
+  const absl::StatusOr<HostPort> parsed = ParseHostPort(address);
+  if (!parsed.ok()) return address;
+  in6_addr ignored;
+  if (inet_pton(AF_INET, parsed->host.c_str(), &ignored) == 1) {
+    return absl::StrCat("ipv4:", parsed->ToString());
+  }
+  if (inet_pton(AF_INET6, parsed->host.c_str(), &ignored) == 1) {
+    return absl::StrCat("ipv6:", parsed->ToString());
+  }
+  return address;
+}
+
 std::shared_ptr<grpc::Channel> NewChannel(const std::string& address, const Token& token) {
   grpc::ChannelArguments args;
   args.SetMaxReceiveMessageSize(kMaxMessageBytes);
@@ -57,14 +74,15 @@ std::shared_ptr<grpc::Channel> NewChannel(const std::string& address, const Toke
   args.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   args.SetInt(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 50);
   args.SetInt(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, 2000);  // limit of one connection attempt
-  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);
+  // A coordinator that is back has all its agents again within a few seconds.
+  args.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500);
   args.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 10'000);
   args.SetInt(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 5'000);
   args.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   std::vector<std::unique_ptr<grpc::experimental::ClientInterceptorFactoryInterface>> interceptors;
   if (!token.empty()) interceptors.push_back(std::make_unique<TokenInterceptorFactory>(token));
   return grpc::experimental::CreateCustomChannelWithInterceptors(
-      address, grpc::InsecureChannelCredentials(), args, std::move(interceptors));
+      GrpcTarget(address), grpc::InsecureChannelCredentials(), args, std::move(interceptors));
 }
 
 void SetDeadline(grpc::ClientContext* context, absl::Duration from_now) {

@@ -19,9 +19,14 @@ inline constexpr int kMaxMessageBytes = 32 << 20;
 // What a unary call that does not wait gets; a call that waits gets its wait more.
 inline constexpr absl::Duration kDefaultRpcDeadline = absl::Seconds(5);
 
+// What gRPC is to connect to. A numeric address is named as such ("ipv4:10.0.0.1:7700",
+// "ipv6:[::1]:7700"), so that no resolver is asked: no DNS, no /etc/hosts, no name service. A name
+// stays as it is. Pure.
+std::string GrpcTarget(const std::string& address);
+
 // A lazy channel to HOST:PORT: proxies of the environment are not used, a broken connection is
-// tried again within a second, and a silent peer is noticed within 15 s by pings while a call is
-// open. Every call on it, whatever its kind, carries `token` if there is one.
+// tried again within half a second, and a silent peer is noticed within 15 s by pings while a call
+// is open. Every call on it, whatever its kind, carries `token` if there is one.
 std::shared_ptr<grpc::Channel> NewChannel(const std::string& address, const Token& token = {});
 
 // Every call has one.
@@ -35,7 +40,7 @@ void SetServerLimits(grpc::ServerBuilder* builder);
 // 1) over its upper half so that many clients do not come back at once. Pure.
 struct BackoffOptions {
   absl::Duration first = absl::Milliseconds(50);
-  absl::Duration cap = absl::Seconds(2);
+  absl::Duration cap = absl::Seconds(1);
 };
 absl::Duration Backoff(int attempt, double unit, const BackoffOptions& options = {});
 

@@ -15,6 +15,7 @@
 #include "common/runtime/mutex.h"
 #include "common/spec/spec_json.h"
 #include "worker/agent/coordinator_client.h"
+#include "worker/agent/file_spill.h"
 #include "worker/agent/store_proxy.h"
 #include "worker/agent/trainer_set.h"
 #include "worker/core/agent_machine.h"
@@ -56,11 +57,12 @@ v1::RegisterRequest Registration(const Agent::Options& options) {
   return request;
 }
 
-AgentMachine::Options MachineOptions(const Agent::Options& options) {
+AgentMachine::Options MachineOptions(const Agent::Options& options, ReportSpill* spill) {
   return {.workers = WorkerNames(options),
           .plugin_dirs = options.plugin_dirs,
           .default_num_threads =
-              std::max(1, options.num_cpus / static_cast<int>(options.devices.size()))};
+              std::max(1, options.num_cpus / static_cast<int>(options.devices.size())),
+          .reports = {.spill = spill}};
 }
 
 }  // namespace
@@ -68,7 +70,9 @@ AgentMachine::Options MachineOptions(const Agent::Options& options) {
 class Agent::Impl {
  public:
   explicit Impl(Options options)
-      : options_(std::move(options)), machine_(MachineOptions(options_)) {}
+      : options_(std::move(options)),
+        spill_({.folder = absl::StrCat(options_.state_dir, "/reports")}),
+        machine_(MachineOptions(options_, &spill_)) {}
 
   absl::Status Run() {
     const std::shared_ptr<grpc::Channel> channel = NewChannel(options_.coordinator, options_.token);
@@ -212,6 +216,7 @@ class Agent::Impl {
 
   const Options options_;
   RealClock clock_;
+  FileSpill spill_;
   AgentMachine machine_;
   int64_t stream_ = 0;                 // of the last order
   std::vector<JobProgress> progress_;  // as the client knows it

@@ -183,17 +183,20 @@ std::optional<CoordinatorOrder> ToOrder(const v1::ConnectResponse& response) {
   return std::nullopt;
 }
 
+v1::TrainerReport ToProto(const TrainerReport& report) {
+  v1::TrainerReport out;
+  out.set_worker(report.assignment.worker);
+  out.set_job_id(report.assignment.job_id);
+  out.set_epoch(report.assignment.epoch);
+  out.set_rank(report.rank);
+  std::visit(FillReport{&out}, report.report);
+  return out;
+}
+
 v1::ReportBatch ToProto(const ReportBatch& batch) {
   v1::ReportBatch out;
   out.set_sequence(batch.sequence);
-  for (const TrainerReport& report : batch.reports) {
-    v1::TrainerReport* added = out.add_reports();
-    added->set_worker(report.assignment.worker);
-    added->set_job_id(report.assignment.job_id);
-    added->set_epoch(report.assignment.epoch);
-    added->set_rank(report.rank);
-    std::visit(FillReport{added}, report.report);
-  }
+  for (const TrainerReport& report : batch.reports) *out.add_reports() = ToProto(report);
   return out;
 }
 

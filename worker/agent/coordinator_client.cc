@@ -132,7 +132,7 @@ class CoordinatorClient::Impl {
 
   bool ending() {
     MutexLock lock(&mu_);
-    return ending_;
+    return ending_ || (goodbye_ && context_ == nullptr);
   }
 
   void TakeNewIncarnation() {

@@ -39,7 +39,7 @@ constexpr char kUsage[] =
   --slots N                with --device cpu: N workers in this agent (default 1)
   --name NAME              of this node, unique in the cluster (default: the host's name)
   --advertise ADDRESS      how other nodes reach this one (default: as the coordinator sees it)
-  --state-dir DIR          logs of the trainers
+  --state-dir DIR          logs of the trainers, reports while the coordinator is away
   --plugin-dir DIR         a folder that a job's `plugin` may come from; may be given repeatedly
   --trainer PATH           muster-trainer (default: beside this program)
   --num-cpus N             cores that the trainers share (default: all)

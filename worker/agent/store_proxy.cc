@@ -3,6 +3,8 @@
 #include <grpcpp/alarm.h>
 #include <grpcpp/client_context.h>
 
+#include <algorithm>
+#include <random>
 #include <set>
 #include <utility>
 
@@ -19,7 +21,6 @@ namespace muster {
 namespace {
 
 constexpr absl::Duration kLongestWait = absl::Minutes(1);  // the service's own bound of one call
-constexpr absl::Duration kSetLimit = absl::Seconds(30);
 
 StoreReplyMessage ReplyWith(int64_t request, const absl::Status& status) {
   return {.request = request,
@@ -48,9 +49,7 @@ class StoreProxy::Impl {
   void Ask(const std::string& job_id, const StoreRequestMessage& request,
            std::function<void(StoreReplyMessage)> reply) {
     auto* call = new Call{.job_id = job_id, .request = request, .reply = std::move(reply)};
-    call->deadline = absl::Now() + (request.op == StoreRequestMessage::Op::kSet
-                                        ? kSetLimit
-                                        : absl::Milliseconds(request.limit_ms));
+    call->deadline = absl::Now() + absl::Milliseconds(request.limit_ms);
     {
       MutexLock lock(&mu_);
       calls_.insert(call);
@@ -110,17 +109,19 @@ class StoreProxy::Impl {
   }
 
   void OnDone(Call* call, const absl::Status& status) {
-    const bool worth_another = status.code() == absl::StatusCode::kUnavailable ||
-                               status.code() == absl::StatusCode::kDeadlineExceeded;
+    // Cancelled, and not by us: the server went down while the call waited in it.
+    const bool away = status.code() == absl::StatusCode::kUnavailable ||
+                      status.code() == absl::StatusCode::kCancelled;
+    const bool worth_another = away || status.code() == absl::StatusCode::kDeadlineExceeded;
     if (!worth_another || absl::Now() >= call->deadline) {
       Finish(call, status);
       return;
     }
-    // A call that waited in vain goes on at once; an unreachable coordinator gets some rest.
-    const absl::Duration pause = status.code() == absl::StatusCode::kUnavailable
-                                     ? Backoff(call->attempt++, 0.5)
-                                     : absl::ZeroDuration();
     MutexLock lock(&mu_);
+    // A call that waited in vain goes on at once; an unreachable coordinator gets some rest.
+    const absl::Duration pause =
+        away ? Backoff(call->attempt++, std::uniform_real_distribution<>(0, 1)(random_))
+             : absl::ZeroDuration();
     const absl::Time at = ending_ ? absl::Now() : absl::Now() + pause;
     call->alarm.Set(absl::ToChronoTime(at), [this, call](bool) { Try(call); });
   }
@@ -142,6 +143,7 @@ class StoreProxy::Impl {
   CondVar ended_;
   bool ending_ ABSL_GUARDED_BY(mu_) = false;
   std::set<Call*> calls_ ABSL_GUARDED_BY(mu_);
+  std::minstd_rand random_ ABSL_GUARDED_BY(mu_){std::random_device{}()};
 };
 
 StoreProxy::StoreProxy(std::shared_ptr<grpc::Channel> channel)

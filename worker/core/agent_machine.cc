@@ -89,7 +89,10 @@ void AgentMachine::On(const CoordinatorOrder& order) {
   std::visit([this](const auto& o) { OnOrder(o); }, order);
 }
 
-void AgentMachine::On(const StreamLostEvent&) { connected_ = false; }
+void AgentMachine::On(const StreamLostEvent&) {
+  connected_ = false;
+  reports_.Disconnect();
+}
 
 void AgentMachine::On(const IncarnationOverEvent&) {
   StartAfresh("the coordinator has given this agent's work to others");

@@ -10,6 +10,7 @@ namespace muster {
 namespace {
 
 constexpr size_t kMaxLinesAReport = 200;
+constexpr int64_t kMaxMadeUpBatches = 1000;
 
 // These decide what happens to a job: sent without delay, and never left out.
 bool IsOutcome(const TrainerReport& report) {
@@ -26,7 +27,7 @@ void ReportBuffer::Add(TrainerReport report, absl::Duration now) {
   due_ = due_ ? std::min(*due_, due) : due;
 
   if (auto* log = std::get_if<LogLines>(&report.report)) {
-    if (waiting_log_lines_ + log->lines.size() > options_.max_waiting_log_lines) {
+    if (waiting_log_lines_ + log->lines.size() > options_.max_waiting_log_lines && !Spill()) {
       log_lines_left_out_ += log->lines.size();
       return;
     }
@@ -45,7 +46,62 @@ void ReportBuffer::Add(TrainerReport report, absl::Duration now) {
     }
   }
   waiting_.push_back(std::move(report));
+  if (waiting_.size() >= options_.spill_at) Spill();
   if (waiting_.size() > options_.max_waiting) MakeRoom();
+}
+
+bool ReportBuffer::NothingWaits() const {
+  return front_.empty() && waiting_.empty() &&
+         (options_.spill == nullptr || options_.spill->empty());
+}
+
+bool ReportBuffer::Spill() {
+  if (options_.spill == nullptr || connected_ || waiting_.empty()) return false;
+  if (waiting_.size() < spill_again_at_) return false;
+  const absl::Status status = options_.spill->Append(waiting_);
+  if (status.ok()) {
+    waiting_.clear();
+    waiting_log_lines_ = 0;
+    spill_again_at_ = 0;
+    spill_failed_ = false;
+    return true;
+  }
+  spill_again_at_ = waiting_.size() + options_.spill_at;
+  if (!std::exchange(spill_failed_, true)) {
+    waiting_.push_back(
+        NoteLike(waiting_.back(), "spill_failed",
+                 absl::StrCat("the node's reports can't be written to its state folder while the "
+                              "coordinator is away, up to ",
+                              options_.max_waiting,
+                              " are kept in memory: ", absl::string_view(status.message()))));
+  }
+  return false;
+}
+
+void ReportBuffer::TakeFromSpill() {
+  ReportSpill::Taken taken = options_.spill->TakeOldest();
+  TrainerReport owner{.assignment = taken.first, .rank = taken.rank, .report = LogLines{}};
+  if (taken.unreadable > 0) {
+    front_.push_back(NoteLike(owner, "reports_dropped",
+                              absl::StrCat(taken.unreadable,
+                                           " reports of the node's trainers were damaged in its "
+                                           "state folder while the coordinator was away")));
+  }
+  if (taken.log_lines_left_out > 0) {
+    owner.report =
+        LogLines{{absl::StrCat("(", taken.log_lines_left_out,
+                               " lines are left out here; the worker's log file has them)")}};
+    front_.push_back(std::move(owner));
+  }
+  for (TrainerReport& report : taken.reports) front_.push_back(std::move(report));
+}
+
+TrainerReport ReportBuffer::NoteLike(const TrainerReport& report, std::string kind,
+                                     std::string text) const {
+  return {.assignment = report.assignment,
+          .rank = report.rank,
+          .report = EventMessage{
+              .epoch = report.assignment.epoch, .kind = std::move(kind), .text = std::move(text)}};
 }
 
 // Rare (a coordinator that is away for very long), so a pass over all is cheap enough: it frees a
@@ -75,35 +131,35 @@ void ReportBuffer::MakeRoom() {
   }
   const size_t dropped = before - waiting_.size();
   if (dropped == 0) return;
-  TrainerReport note;
-  note.assignment = waiting_.back().assignment;
-  note.rank = waiting_.back().rank;
-  note.report = EventMessage{
-      .epoch = note.assignment.epoch,
-      .kind = "reports_dropped",
-      .text = absl::StrCat(dropped,
-                           " reports of node's trainers were dropped: the coordinator was "
-                           "away for too long")};
-  waiting_.push_back(std::move(note));
+  waiting_.push_back(NoteLike(waiting_.back(), "reports_dropped",
+                              absl::StrCat(dropped,
+                                           " reports of the node's trainers were dropped: the "
+                                           "coordinator was away for too long")));
 }
 
 std::vector<std::shared_ptr<const ReportBatch>> ReportBuffer::TakeDue(absl::Duration now) {
   std::vector<std::shared_ptr<const ReportBatch>> due;
   if (!due_ || now < *due_) return due;
-  while (!waiting_.empty() && in_flight_.size() < options_.max_batches_in_flight) {
+  while (!NothingWaits() && in_flight_.size() < options_.max_batches_in_flight) {
     auto batch = std::make_shared<ReportBatch>();
     batch->sequence = ++last_sequence_;
-    while (!waiting_.empty() && batch->reports.size() < options_.max_batch_reports) {
-      if (const auto* log = std::get_if<LogLines>(&waiting_.front().report)) {
+    while (batch->reports.size() < options_.max_batch_reports) {
+      while (front_.empty() && options_.spill != nullptr && !options_.spill->empty()) {
+        TakeFromSpill();
+      }
+      std::deque<TrainerReport>& source = front_.empty() ? waiting_ : front_;
+      if (source.empty()) break;
+      const auto* log = std::get_if<LogLines>(&source.front().report);
+      if (log != nullptr && &source == &waiting_) {
         waiting_log_lines_ -= std::min(waiting_log_lines_, log->lines.size());
       }
-      batch->reports.push_back(std::move(waiting_.front()));
-      waiting_.pop_front();
+      batch->reports.push_back(std::move(source.front()));
+      source.pop_front();
     }
     in_flight_.push_back(batch);
     due.push_back(std::move(batch));
   }
-  if (waiting_.empty()) due_.reset();
+  if (NothingWaits()) due_.reset();
   return due;
 }
 
@@ -115,20 +171,40 @@ std::optional<absl::Duration> ReportBuffer::NextDue() const {
 void ReportBuffer::Acknowledge(int64_t through) {
   while (!in_flight_.empty() && in_flight_.front()->sequence <= through) {
     acknowledged_ = in_flight_.front()->sequence;
+    kept_.push_back(std::move(in_flight_.front()));
+    if (kept_.size() > options_.keep_acknowledged) kept_.pop_front();
     in_flight_.pop_front();
   }
 }
 
 std::optional<std::vector<std::shared_ptr<const ReportBatch>>> ReportBuffer::Resume(
     int64_t through) {
-  if (through < acknowledged_ || through > last_sequence_) return std::nullopt;
+  if (through < 0 || through > last_sequence_) return std::nullopt;
+  if (acknowledged_ - through - int64_t(kept_.size()) > kMaxMadeUpBatches) return std::nullopt;
   Acknowledge(through);
+  while (acknowledged_ > through) {
+    if (!kept_.empty()) {
+      in_flight_.push_front(std::move(kept_.back()));
+      kept_.pop_back();
+    } else {
+      auto made_up = std::make_shared<ReportBatch>();
+      made_up->sequence = acknowledged_;
+      in_flight_.push_front(std::move(made_up));
+    }
+    --acknowledged_;
+  }
+  connected_ = true;
   return std::vector<std::shared_ptr<const ReportBatch>>(in_flight_.begin(), in_flight_.end());
 }
 
 void ReportBuffer::Reset() {
+  kept_.clear();
   in_flight_.clear();
+  front_.clear();
+  if (options_.spill != nullptr) options_.spill->Clear();
   waiting_.clear();
+  connected_ = spill_failed_ = false;
+  spill_again_at_ = 0;
   acknowledged_ = last_sequence_ = 0;
   waiting_log_lines_ = log_lines_left_out_ = 0;
   due_.reset();

@@ -1,8 +1,12 @@
 // The reports of a node on their way to the coordinator: batched, numbered, kept until
-// acknowledged, sent again after a reconnection, bounded. Pure; not thread-safe.
+// acknowledged, sent again after a reconnection, bounded. Pure but for the spill; not thread-safe.
 //
-// Invariants: batches in flight are numbered without gaps, first = acknowledged + 1;
-// in flight <= max_batches_in_flight; waiting reports <= max_waiting, where log lines give way
+//   Add -> waiting (memory) -> spilled (files, only while away) -> front (memory) -> in flight ->
+//   kept
+//
+// Numbers are given when a batch is sent, so they have no gaps whatever was dropped before.
+// Invariants: batches in flight are numbered without gaps, first = acknowledged + 1; those sent for
+// the first time <= max_batches_in_flight; waiting reports <= max_waiting, where log lines give way
 // first, then the oldest reports that are not an assignment's outcome. What was left out is said.
 #pragma once
 
@@ -13,6 +17,7 @@
 
 #include "absl/time/time.h"
 #include "worker/core/agent_messages.h"
+#include "worker/core/report_spill.h"
 
 namespace muster {
 
@@ -22,8 +27,13 @@ class ReportBuffer {
     absl::Duration batch_delay = absl::Milliseconds(20);
     size_t max_batch_reports = 256;
     size_t max_batches_in_flight = 16;
-    size_t max_waiting = 100'000;         // reports
-    size_t max_waiting_log_lines = 5000;  // over all workers
+    size_t max_waiting = 100'000;         // reports in memory
+    size_t max_waiting_log_lines = 5000;  // over all workers, in memory
+    size_t spill_at = 4096;               // reports that wait in memory while away; then they go...
+    ReportSpill* spill = nullptr;         // ...here. Outlives the buffer; null: memory only.
+    // Acknowledged batches that can be sent again: a coordinator whose machine lost its power may
+    // have lost the last second of what it acknowledged.
+    size_t keep_acknowledged = 64;
   };
   explicit ReportBuffer(Options options) : options_(options) {}
 
@@ -34,22 +44,35 @@ class ReportBuffer {
   std::optional<absl::Duration> NextDue() const;
   void Acknowledge(int64_t through);
   // What a new stream starts with, when the coordinator knows batches up to `through`: nullopt when
-  // it lacks some that are gone here, so that nothing can be continued.
+  // that can't be (more than was sent, or long ago), so that nothing can be continued. Batches that
+  // are gone here are made up for by empty ones: their content is lost, their numbers are not.
   std::optional<std::vector<std::shared_ptr<const ReportBatch>>> Resume(int64_t through);
+  // The stream broke: what comes now may be spilled.
+  void Disconnect() { connected_ = false; }
   // A new incarnation: everything is forgotten, numbers start at 1.
   void Reset();
-  bool empty() const { return waiting_.empty() && in_flight_.empty(); }
+  bool empty() const { return NothingWaits() && in_flight_.empty(); }
 
  private:
+  bool NothingWaits() const;
+  // Moves what waits in memory to the spill, if it can be.
+  bool Spill();
+  void TakeFromSpill();
   void MakeRoom();
+  TrainerReport NoteLike(const TrainerReport& report, std::string kind, std::string text) const;
 
   const Options options_;
+  bool connected_ = false;
+  std::deque<std::shared_ptr<const ReportBatch>> kept_;  // acknowledged, the newest
   std::deque<std::shared_ptr<const ReportBatch>> in_flight_;
-  int64_t acknowledged_ = 0;   // highest number that needs no keeping
-  int64_t last_sequence_ = 0;  // highest number given
-  std::deque<TrainerReport> waiting_;
+  int64_t acknowledged_ = 0;           // highest number that needs no keeping
+  int64_t last_sequence_ = 0;          // highest number given
+  std::deque<TrainerReport> front_;    // taken from the spill, older than what is in it
+  std::deque<TrainerReport> waiting_;  // newer than what is in the spill
   size_t waiting_log_lines_ = 0;
   size_t log_lines_left_out_ = 0;  // since the last line that was taken
+  bool spill_failed_ = false;      // and that was said
+  size_t spill_again_at_ = 0;      // waiting reports; after a failure
   std::optional<absl::Duration> due_;
 };
 

@@ -18,6 +18,8 @@ namespace {
 // report this is days of steps.
 constexpr size_t kMaxOutgoing = 200'000;
 constexpr absl::Duration kProgressInterval = absl::Milliseconds(200);
+// A coordinator that is started again must be back within this; the end of the epoch ends it too.
+constexpr absl::Duration kSetLimit = absl::Minutes(5);
 // How much longer than the coordinator's own limit a reply may take.
 constexpr absl::Duration kReplySlack = absl::Seconds(10);
 
@@ -31,8 +33,8 @@ class EpochStore final : public RendezvousStore {
     request.op = StoreRequestMessage::Op::kSet;
     request.key = key;
     request.value = absl::BytesToHexString(value);
-    request.limit_ms = absl::ToInt64Milliseconds(absl::Seconds(30));
-    return client_->StoreCall(std::move(request), absl::Seconds(30)).status();
+    request.limit_ms = absl::ToInt64Milliseconds(kSetLimit);
+    return client_->StoreCall(std::move(request), kSetLimit).status();
   }
 
   absl::StatusOr<std::vector<std::pair<std::string, std::string>>> WaitPrefix(

@@ -342,7 +342,7 @@ TEST_F(AgentMachineTest, LostRecordOfReportsStartsAfresh) {
   Tick(absl::Seconds(1));
   Order(AckOrder{1});
   Handle(StreamLostEvent{});
-  EXPECT_THAT(Welcome(0, {{"w0", "job", 1}}),
+  EXPECT_THAT(Welcome(7, {{"w0", "job", 1}}),
               ElementsAre("to w0/1: shutdown", "end w0/1 in 0", "to w1/1: shutdown",
                           "end w1/1 in 0", "new incarnation"));
   EXPECT_THAT(Exits("w0", 0), IsEmpty());

@@ -1,5 +1,7 @@
 #include "worker/core/report_buffer.h"
 
+#include <algorithm>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -44,14 +46,16 @@ TEST(ReportBufferTest, ResumeRefusesAGapOnEitherSide) {
     std::vector<int64_t> again;
   };
   // Batches 1 to 4 were sent, 2 acknowledged.
-  const Row rows[] = {{"what was acknowledged is gone here", 1, false, {}},
+  const Row rows[] = {{"less than nothing", -1, false, {}},
+                      {"acknowledged, gone here", 0, true, {1, 2, 3, 4}},
+                      {"acknowledged, still kept", 1, true, {2, 3, 4}},
                       {"as acknowledged", 2, true, {3, 4}},
                       {"an acknowledgement was lost", 3, true, {4}},
                       {"all known", 4, true, {}},
                       {"more than was ever sent", 5, false, {}}};
   for (const Row& row : rows) {
     SCOPED_TRACE(row.name);
-    ReportBuffer buffer({.max_batch_reports = 1});
+    ReportBuffer buffer({.max_batch_reports = 1, .keep_acknowledged = 1});
     for (int i = 1; i <= 4; ++i) buffer.Add(Step(i), absl::ZeroDuration());
     buffer.TakeDue(absl::Seconds(1));
     buffer.Acknowledge(2);
@@ -59,6 +63,9 @@ TEST(ReportBufferTest, ResumeRefusesAGapOnEitherSide) {
     ASSERT_EQ(again.has_value(), row.accepted);
     if (again) {
       EXPECT_EQ(Sequences(*again), row.again);
+      for (const auto& batch : *again) {
+        EXPECT_EQ(batch->reports.size(), batch->sequence == 1 ? 0u : 1u) << batch->sequence;
+      }
     }
   }
 }
@@ -100,6 +107,125 @@ TEST(ReportBufferTest, OutcomesOutliveAFlood) {
   EXPECT_EQ(exits, 1u);
   EXPECT_GE(notes, 1u);
   EXPECT_EQ(last_iteration, 1000);
+}
+
+// A spill in memory, which can be full.
+class FakeSpill final : public ReportSpill {
+ public:
+  absl::Status Append(const std::deque<TrainerReport>& reports) override {
+    if (full) return absl::ResourceExhaustedError("no space left on device");
+    chunks.push_back({{reports.begin(), reports.end()}, reports.front().assignment});
+    return absl::OkStatus();
+  }
+  Taken TakeOldest() override {
+    Taken taken = std::move(chunks.front());
+    chunks.pop_front();
+    return taken;
+  }
+  bool empty() const override { return chunks.empty(); }
+  void Clear() override { chunks.clear(); }
+
+  std::deque<Taken> chunks;
+  bool full = false;
+};
+
+// Takes, and acknowledges, until nothing is left; the iterations of its steps.
+std::vector<int64_t> Drain(ReportBuffer& buffer, int64_t* next_sequence) {
+  std::vector<int64_t> iterations;
+  const auto take = [&](const std::vector<std::shared_ptr<const ReportBatch>>& batches) {
+    for (const auto& batch : batches) {
+      EXPECT_EQ(batch->sequence, (*next_sequence)++);
+      for (const TrainerReport& report : batch->reports) {
+        if (const auto* step = std::get_if<StepMessage>(&report.report)) {
+          iterations.push_back(step->iteration);
+        }
+      }
+    }
+    buffer.Acknowledge(*next_sequence - 1);
+  };
+  take(*buffer.Resume(*next_sequence - 1));
+  while (!buffer.empty()) take(buffer.TakeDue(absl::Hours(1)));
+  return iterations;
+}
+
+TEST(ReportBufferTest, WhatMemoryDoesNotHoldIsSpilledAndComesBackInOrder) {
+  FakeSpill spill;
+  ReportBuffer buffer({.max_batch_reports = 7, .max_waiting = 50, .spill_at = 10, .spill = &spill});
+  int64_t next_sequence = 1;
+  for (int i = 1; i <= 25; ++i) buffer.Add(Step(i), absl::ZeroDuration());
+  EXPECT_EQ(spill.chunks.size(), 2u);
+  EXPECT_EQ(Drain(buffer, &next_sequence).size(), 25u);
+  // Away again, for long.
+  buffer.Disconnect();
+  std::vector<int64_t> expected;
+  for (int i = 26; i <= 1000; ++i) {
+    buffer.Add(Step(i), absl::ZeroDuration());
+    expected.push_back(i);
+  }
+  EXPECT_EQ(Drain(buffer, &next_sequence), expected);
+  EXPECT_TRUE(spill.empty());
+  // While connected nothing is spilled.
+  for (int i = 1; i <= 20; ++i) buffer.Add(Step(i), absl::ZeroDuration());
+  EXPECT_TRUE(spill.empty());
+}
+
+TEST(ReportBufferTest, FullSpillFallsBackToMemoryAndSaysSoOnce) {
+  FakeSpill spill;
+  ReportBuffer buffer(
+      {.max_batch_reports = 1000, .max_waiting = 100, .spill_at = 10, .spill = &spill});
+  for (int i = 1; i <= 25; ++i) buffer.Add(Step(i), absl::ZeroDuration());
+  spill.full = true;
+  for (int i = 26; i <= 110; ++i) buffer.Add(Step(i), absl::ZeroDuration());
+  size_t notes = 0;
+  std::vector<int64_t> iterations;
+  buffer.Resume(0);
+  for (const auto& batch : buffer.TakeDue(absl::Seconds(1))) {
+    for (const TrainerReport& report : batch->reports) {
+      if (const auto* event = std::get_if<EventMessage>(&report.report)) {
+        ++notes;
+        EXPECT_EQ(event->kind, "spill_failed");
+        EXPECT_THAT(event->text, ::testing::HasSubstr("no space left on device"));
+      } else {
+        iterations.push_back(std::get<StepMessage>(report.report).iteration);
+      }
+    }
+  }
+  EXPECT_EQ(notes, 1u);
+  ASSERT_EQ(iterations.size(), 110u) << "nothing is lost before the bound of the memory";
+  EXPECT_TRUE(std::is_sorted(iterations.begin(), iterations.end()));
+}
+
+TEST(ReportBufferTest, SpillIsUsedAgainOnceThereIsRoom) {
+  FakeSpill spill;
+  ReportBuffer buffer({.spill_at = 10, .spill = &spill});
+  spill.full = true;
+  for (int i = 1; i <= 15; ++i) buffer.Add(Step(i), absl::ZeroDuration());
+  spill.full = false;
+  for (int i = 16; i <= 40; ++i) buffer.Add(Step(i), absl::ZeroDuration());
+  EXPECT_FALSE(spill.empty());
+  int64_t next_sequence = 1;
+  const std::vector<int64_t> iterations = Drain(buffer, &next_sequence);
+  EXPECT_EQ(iterations.size(), 40u);
+  EXPECT_TRUE(std::is_sorted(iterations.begin(), iterations.end()));
+}
+
+TEST(ReportBufferTest, LostPartsOfTheSpillAreSaid) {
+  FakeSpill spill;
+  ReportBuffer buffer({.spill_at = 2, .spill = &spill});
+  buffer.Add(Step(1), absl::ZeroDuration());
+  buffer.Add(Step(2), absl::ZeroDuration());
+  ASSERT_EQ(spill.chunks.size(), 1u);
+  spill.chunks[0].reports.clear();
+  spill.chunks[0].unreadable = 2;
+  spill.chunks[0].log_lines_left_out = 7;
+  buffer.Resume(0);
+  const auto batches = buffer.TakeDue(absl::Seconds(1));
+  ASSERT_EQ(batches.size(), 1u);
+  ASSERT_EQ(batches[0]->reports.size(), 2u);
+  EXPECT_THAT(std::get<EventMessage>(batches[0]->reports[0].report).text,
+              ::testing::HasSubstr("2 reports"));
+  EXPECT_THAT(std::get<LogLines>(batches[0]->reports[1].report).lines,
+              ::testing::ElementsAre(::testing::HasSubstr("7 lines are left out")));
 }
 
 }  // namespace

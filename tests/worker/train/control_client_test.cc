@@ -54,6 +54,21 @@ class ControlClientTest : public testing::Test {
   ControlClient client_{agent_.TakeTrainerEnd(), [this] { end_of_file_.Notify(); }};
 };
 
+TEST_F(ControlClientTest, ProgressIsSaidNowAndThenNotAtEveryStep) {
+  EXPECT_EQ(Begin(1), 1);
+  for (int64_t step = 1; step <= 10'000; ++step) client_.NoteProgress(1, step);
+  client_.Send(DoneMessage{.epoch = 1});
+  std::vector<int64_t> said;
+  while (true) {
+    const TrainerToAgent message = agent_.Next();
+    if (std::holds_alternative<DoneMessage>(message)) break;
+    said.push_back(std::get<ProgressMessage>(message).iteration);
+  }
+  ASSERT_FALSE(said.empty());
+  EXPECT_EQ(said.front(), 1) << "the first at once";
+  EXPECT_LT(said.size(), 100u) << "10,000 steps take far less than 20 s here";
+}
+
 TEST_F(ControlClientTest, DirectivesOfAnotherEpochAreDropped) {
   EXPECT_EQ(Begin(5), 5);
   agent_.Send(Order(4, 1));
