@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "cli/output.h"
 
@@ -44,6 +45,10 @@ OptionSpec TokenFileOption() {
 
 OptionSpec JsonOption() { return {.name = "--json", .help = "print JSON with stable field names"}; }
 
+OptionSpec JsonLinesOption() {
+  return {.name = "--json", .help = "print a JSON object a line, with stable field names"};
+}
+
 Client::Client(std::string address, std::string token_file, const absl::StatusOr<Token>& token)
     : address_(std::move(address)),
       token_file_(std::move(token_file)),
@@ -59,7 +64,8 @@ Client::Client(const Invocation& invocation)
     : Client(AddressOf(invocation), TokenFileOf(invocation), TokenOf(TokenFileOf(invocation))) {}
 
 absl::StatusOr<v1::JobStatus> Client::GetJob(const std::string& job_id, int64_t known_version,
-                                             absl::Duration wait, std::string* spec_json) {
+                                             absl::Duration wait, std::string* spec_json,
+                                             std::string* storage_trouble) {
   v1::GetJobRequest request;
   request.set_job_id(job_id);
   request.set_known_version(known_version);
@@ -67,6 +73,7 @@ absl::StatusOr<v1::JobStatus> Client::GetJob(const std::string& job_id, int64_t 
   auto response = Call(jobs_, &v1::JobService::Stub::GetJob, request, wait);
   if (!response.ok()) return response.status();
   if (spec_json != nullptr) *spec_json = response->spec_json();
+  if (storage_trouble != nullptr) *storage_trouble = response->storage_trouble();
   return std::move(*response->mutable_job());
 }
 
@@ -162,9 +169,20 @@ absl::StatusOr<v1::WorkerStatus> Client::DrainWorker(const std::string& worker, 
 int ReportCallError(const absl::Status& status, const Client& client) {
   switch (status.code()) {
     case absl::StatusCode::kUnavailable:
-    case absl::StatusCode::kDeadlineExceeded:
+      if (client.connected()) {
+        PrintError(absl::StrCat("the coordinator at ", client.address(),
+                                " cannot do it now: ", status.message(), "; try again later"));
+        return kExitJobFailed;
+      }
       PrintError(absl::StrCat("no coordinator answers at ", client.address(),
                               ": start muster-coordinator there, or name its address with "
+                              "--coordinator or MUSTER_COORDINATOR (",
+                              status.message(), ")"));
+      return kExitNoCoordinator;
+    case absl::StatusCode::kDeadlineExceeded:
+      PrintError(absl::StrCat("no coordinator answers in time at ", client.address(),
+                              ": see whether muster-coordinator is well there and nothing in "
+                              "between drops the packets, or name another address with "
                               "--coordinator or MUSTER_COORDINATOR (",
                               status.message(), ")"));
       return kExitNoCoordinator;
@@ -172,10 +190,30 @@ int ReportCallError(const absl::Status& status, const Client& client) {
       PrintError(absl::StrCat(DescribeRefusal(client.address(), client.token_file()),
                               client.token_file().empty() ? " (or set MUSTER_TOKEN_FILE)" : ""));
       return kExitUsage;
-    case absl::StatusCode::kNotFound:
-    case absl::StatusCode::kInvalidArgument:
-      PrintError(status.message());
+    case absl::StatusCode::kPermissionDenied:
+      PrintError(absl::StrCat("the coordinator at ", client.address(),
+                              " does not allow that: ", status.message()));
       return kExitUsage;
+    case absl::StatusCode::kNotFound: {
+      const absl::string_view text = status.message();
+      const char* advice = absl::StartsWith(text, "job ")      ? "; muster list shows the jobs"
+                           : absl::StartsWith(text, "worker ") ? "; muster workers shows them"
+                                                               : "";
+      PrintError(absl::StrCat(text, advice));
+      return kExitUsage;
+    }
+    case absl::StatusCode::kInvalidArgument:
+      PrintError(
+          absl::StrCat(status.message(),
+                       absl::StrContains(status.message(), "Permission denied")
+                           ? "; run this as the file's owner, or name another with --token-file"
+                           : ""));
+      return kExitUsage;
+    case absl::StatusCode::kUnimplemented:
+      PrintError(absl::StrCat("the coordinator at ", client.address(),
+                              " does not know this call: it is of another version (",
+                              status.message(), ")"));
+      return kExitJobFailed;
     default:
       PrintError(status.message());
       return kExitJobFailed;

@@ -25,6 +25,7 @@ OptionSpec CoordinatorOption();
 // --token-file, beside it.
 OptionSpec TokenFileOption();
 OptionSpec JsonOption();
+OptionSpec JsonLinesOption();  // of what may be long, or goes on
 
 class Client {
  public:
@@ -36,9 +37,17 @@ class Client {
   const std::string& address() const { return address_; }
   const std::string& token_file() const { return token_file_; }  // empty: none
 
+  // Whether somebody was there when the last call ended, so that its error is an answer.
+  bool connected() const { return connected_; }
+
+  // From now on a call is given up after 2 s (and the wait that it asks for): for loops that ask
+  // again, so that they notice soon when the coordinator is away.
+  void ExpectQuickAnswers() { answer_limit_ = absl::Seconds(2); }
+
   absl::StatusOr<v1::JobStatus> GetJob(const std::string& job_id, int64_t known_version = 0,
                                        absl::Duration wait = absl::ZeroDuration(),
-                                       std::string* spec_json = nullptr);
+                                       std::string* spec_json = nullptr,
+                                       std::string* storage_trouble = nullptr);
   absl::StatusOr<v1::GetMetricsResponse> GetMetrics(const std::string& job_id, int64_t since,
                                                     absl::Duration wait);
   absl::StatusOr<v1::GetEventsResponse> GetEvents(const std::string& job_id, int64_t since,
@@ -65,9 +74,10 @@ class Client {
       const Request& request, absl::Duration wait = absl::ZeroDuration()) {
     if (!token_status_.ok()) return token_status_;
     grpc::ClientContext context;
-    SetDeadline(&context, kDefaultRpcDeadline + wait);
+    SetDeadline(&context, answer_limit_ + wait);
     Response response;
     const absl::Status status = FromGrpc((stub.*method)(&context, request, &response));
+    connected_ = channel_->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY;
     if (!status.ok()) return status;
     return response;
   }
@@ -78,10 +88,13 @@ class Client {
   v1::JobService::Stub jobs_;
   v1::TrainingService::Stub training_;
   v1::MembershipService::Stub membership_;
+  bool connected_ = false;
+  absl::Duration answer_limit_ = kDefaultRpcDeadline;
 };
 
-// Prints one clear line and says what to exit with: 3 when the coordinator can't be reached, 2 when
-// the request names something that is not there or lacks the token, else 1.
+// Prints one clear line (what is wrong, and what to do) and says what to exit with: 3 when the
+// coordinator can't be reached, 2 when the request names something that is not there or lacks the
+// token, else 1.
 int ReportCallError(const absl::Status& status, const Client& client);
 
 }  // namespace muster

@@ -5,6 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "common/base/status.h"
@@ -19,8 +20,8 @@ std::string DidYouMean(absl::string_view given, const std::vector<std::string>& 
 }
 
 // The command that the first one or two words name, and how many words that took.
-absl::StatusOr<std::pair<const Command*, size_t>> FindCommand(
-    const std::vector<Command>& commands, const std::vector<std::string>& words) {
+absl::StatusOr<std::pair<const Command*, size_t>> Find(const std::vector<Command>& commands,
+                                                       const std::vector<std::string>& words) {
   std::vector<std::string> names, of_group;
   for (const Command& command : commands) {
     names.push_back(command.name);
@@ -77,7 +78,7 @@ absl::StatusOr<int64_t> Invocation::GetInt(const std::string& option, int64_t fa
 absl::StatusOr<Invocation> ParseCommandLine(const std::vector<Command>& commands,
                                             const std::vector<std::string>& words) {
   if (words.empty()) return absl::InvalidArgumentError("a command is needed");
-  ASSIGN_OR_RETURN(const auto found, FindCommand(commands, words));
+  ASSIGN_OR_RETURN(const auto found, Find(commands, words));
   Invocation invocation{.command = found.first};
   const Command& command = *found.first;
   bool only_arguments = false;
@@ -127,6 +128,22 @@ absl::StatusOr<Invocation> ParseCommandLine(const std::vector<Command>& commands
   return invocation;
 }
 
+absl::StatusOr<const Command*> FindCommand(const std::vector<Command>& commands,
+                                           const std::vector<std::string>& words) {
+  ASSIGN_OR_RETURN(const auto found, Find(commands, words));
+  return found.first;
+}
+
+std::vector<std::pair<int, std::string>> ExitCodeMeanings() {
+  return {{kExitDone, "done"},
+          {kExitJobFailed, "the job failed, or the coordinator refused the request"},
+          {kExitUsage, "usage, a bad spec, a name that is not known, or no token"},
+          {kExitNoCoordinator, "no coordinator answers"},
+          {kExitRerunElsewhere, "the job left to be rerun elsewhere"},
+          {kExitValidationFailed, "the job left because a result failed its validation"},
+          {kExitInterrupted, "interrupted, or the job was cancelled"}};
+}
+
 std::string HelpText(const std::vector<Command>& commands) {
   std::string text =
       "muster: trains large language models on a cluster\n\nusage: muster COMMAND [ARGUMENTS] "
@@ -137,14 +154,16 @@ std::string HelpText(const std::vector<Command>& commands) {
     absl::StrAppend(&text, "  ", command.name, std::string(width + 2 - command.name.size(), ' '),
                     command.help, "\n");
   }
-  absl::StrAppend(
-      &text,
-      "\nmuster help COMMAND shows its options. The coordinator's address: --coordinator, "
-      "else MUSTER_COORDINATOR, else 127.0.0.1:7700. Its token, where it asks for one: "
-      "--token-file, "
-      "else MUSTER_TOKEN_FILE.\nExit codes: 0 done, 1 the job "
-      "failed, 2 usage or bad spec, 3 no coordinator, 16 rerun elsewhere, 17 result "
-      "validation failed, 130 interrupted.\n");
+  std::vector<std::string> codes;
+  for (const auto& [code, meaning] : ExitCodeMeanings()) {
+    codes.push_back(absl::StrFormat("  %3d  %s", code, meaning));
+  }
+  absl::StrAppend(&text,
+                  "\nmuster help COMMAND shows its options, muster man COMMAND its manual page.\n"
+                  "The coordinator: --coordinator, else MUSTER_COORDINATOR, else 127.0.0.1:7700.\n"
+                  "Its token, where it asks for one: --token-file, else MUSTER_TOKEN_FILE.\n\n"
+                  "exit codes:\n",
+                  absl::StrJoin(codes, "\n"), "\n");
   return text;
 }
 
@@ -163,6 +182,10 @@ std::string HelpText(const Command& command) {
   if (!rows.empty()) absl::StrAppend(&text, "\n");
   for (const auto& [name, help] : rows) {
     absl::StrAppend(&text, "  ", name, std::string(width + 2 - name.size(), ' '), help, "\n");
+  }
+  if (!command.examples.empty()) absl::StrAppend(&text, "\nexamples:\n");
+  for (const auto& [line, note] : command.examples) {
+    absl::StrAppend(&text, "  ", line, "\n      ", note, "\n");
   }
   return text;
 }

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -31,14 +32,24 @@ struct OptionSpec {
   std::string short_name;  // "-f", or empty
 };
 
+// A command line or a path, and what a person reads beside it.
+struct Noted {
+  std::string text, note;
+};
+
 struct Invocation;
 
 struct Command {
   std::string name;       // "data preprocess" has two words
   std::string arguments;  // "JOB", "[JOB]", for people
   std::string help;       // one line
+  std::string details;    // paragraphs, parted by an empty line; for the manual
   size_t min_arguments = 0, max_arguments = 0;
   std::vector<OptionSpec> options;
+  std::vector<Noted> examples;
+  std::vector<Noted> files;   // that it reads or writes, beside its arguments
+  bool exits_as_job = false;  // its exit code is the job's (with --watch, where it has that)
+  std::string failure;        // what exit code 1 means, where that is not a refused call
   std::function<int(const Invocation&)> run;
   bool passes_options_on = false;  // unknown options are another program's: kept in `arguments`
 };
@@ -61,6 +72,13 @@ struct Invocation {
 // known name), a missing value, too few or too many arguments.
 absl::StatusOr<Invocation> ParseCommandLine(const std::vector<Command>& commands,
                                             const std::vector<std::string>& words);
+
+// The command that `words` name. INVALID_ARGUMENT as above.
+absl::StatusOr<const Command*> FindCommand(const std::vector<Command>& commands,
+                                           const std::vector<std::string>& words);
+
+// Every exit code and what it means.
+std::vector<std::pair<int, std::string>> ExitCodeMeanings();
 
 // All commands, or one with its options.
 std::string HelpText(const std::vector<Command>& commands);

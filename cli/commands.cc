@@ -14,27 +14,25 @@ int Help(const std::vector<Command>& commands, const std::vector<std::string>& w
     std::cout << HelpText(commands);
     return kExitDone;
   }
-  const std::string name = absl::StrJoin(words, " ");
-  for (const Command& command : commands) {
-    if (command.name == name) {
-      std::cout << HelpText(command);
-      return kExitDone;
-    }
+  const absl::StatusOr<const Command*> command = FindCommand(commands, words);
+  if (!command.ok()) {
+    PrintError(command.status().message());
+    return kExitUsage;
   }
-  // The parser knows the nearest name, and the commands of a group.
-  PrintError(ParseCommandLine(commands, words).status().message());
-  return kExitUsage;
+  std::cout << HelpText(**command);
+  return kExitDone;
 }
 
 }  // namespace
 
 std::vector<Command> AllCommands() {
-  return {LocalCommand(),      SubmitCommand(),         ListCommand(),        StatusCommand(),
-          WatchCommand(),      LogsCommand(),           CancelCommand(),      CheckpointCommand(),
-          EvaluateCommand(),   EventsCommand(),         MetricsCommand(),     WorkersCommand(),
-          DrainCommand(),      TopologyCommand(),       PlanCommand(),        ScheduleCommand(),
-          GenerateCommand(),   DataPreprocessCommand(), DataInspectCommand(), CkptInspectCommand(),
-          CkptVerifyCommand(), CompletionCommand(),     VersionCommand()};
+  return {LocalCommand(),       SubmitCommand(),     RestartCommand(),        ListCommand(),
+          StatusCommand(),      WatchCommand(),      LogsCommand(),           CancelCommand(),
+          CheckpointCommand(),  EvaluateCommand(),   EventsCommand(),         MetricsCommand(),
+          WorkersCommand(),     DrainCommand(),      TopologyCommand(),       PlanCommand(),
+          ScheduleCommand(),    GenerateCommand(),   DataPreprocessCommand(), DataInspectCommand(),
+          CkptInspectCommand(), CkptVerifyCommand(), CompletionCommand(),     ManCommand(),
+          VersionCommand()};
 }
 
 int RunMuster(const std::vector<std::string>& words) {

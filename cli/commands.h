@@ -9,6 +9,7 @@ namespace muster {
 
 Command LocalCommand();
 Command SubmitCommand();
+Command RestartCommand();
 Command ListCommand();
 Command StatusCommand();
 Command WatchCommand();
@@ -29,6 +30,7 @@ Command DataInspectCommand();
 Command CkptInspectCommand();
 Command CkptVerifyCommand();
 Command CompletionCommand();
+Command ManCommand();
 Command VersionCommand();
 
 // In the order of the help text.

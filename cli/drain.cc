@@ -28,16 +28,22 @@ int Drain(const Invocation& invocation) {
 }  // namespace
 
 Command DrainCommand() {
-  return {.name = "drain",
-          .arguments = "WORKER",
-          .help = "give a worker no new job",
-          .min_arguments = 1,
-          .max_arguments = 1,
-          .options = {{.name = "--undo", .help = "let it take jobs again"},
-                      JsonOption(),
-                      CoordinatorOption(),
-                      TokenFileOption()},
-          .run = Drain};
+  return {
+      .name = "drain",
+      .arguments = "WORKER",
+      .help = "give a worker no new job",
+      .details =
+          "A job that runs on the worker goes on; no other is placed there until --undo. Safe to "
+          "repeat.",
+      .min_arguments = 1,
+      .max_arguments = 1,
+      .options = {{.name = "--undo", .help = "let it take jobs again"},
+                  JsonOption(),
+                  CoordinatorOption(),
+                  TokenFileOption()},
+      .examples = {{"muster drain node-3/0", "before that device is worked on"},
+                   {"muster drain node-3/0 --undo", "afterwards"}},
+      .run = Drain};
 }
 
 }  // namespace muster

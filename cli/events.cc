@@ -1,57 +1,68 @@
+#include <unistd.h>
+
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cli/client.h"
 #include "cli/commands.h"
-#include "cli/interrupt.h"
+#include "cli/follow_list.h"
 #include "cli/output.h"
 #include "nlohmann/json.hpp"
 
 namespace muster {
 namespace {
 
+std::string EventLine(const v1::Event& event) {
+  std::string where;
+  if (event.has_rank()) where = absl::StrCat(" rank ", event.rank());
+  if (!event.worker().empty()) absl::StrAppend(&where, " ", event.worker());
+  std::string line = absl::StrFormat("%s  %-20s%s", FormatTime(event.time()), event.kind(), where);
+  if (!event.text().empty()) absl::StrAppend(&line, "  ", event.text());
+  while (!line.empty() && line.back() == ' ') line.pop_back();
+  return line;
+}
+
 int Events(const Invocation& invocation) {
-  const bool follow = invocation.Has("--follow");
-  if (follow) CountInterrupts();
-  Client client(invocation);
-  int64_t since = 0;
-  while (NumInterrupts() == 0) {
-    const absl::StatusOr<v1::GetEventsResponse> response = client.GetEvents(
-        invocation.arguments[0], since, follow ? absl::Milliseconds(300) : absl::ZeroDuration());
-    if (!response.ok()) return ReportCallError(response.status(), client);
-    for (const v1::Event& event : response->events()) {
-      if (invocation.Has("--json")) {
-        PrintJsonLine(ToJson(event));
-        continue;
-      }
-      std::string where;
-      if (event.has_rank()) where = absl::StrCat(" rank ", event.rank());
-      if (!event.worker().empty()) absl::StrAppend(&where, " ", event.worker());
-      std::cout << absl::StrFormat("%s  %-20s%s%s%s\n", FormatTime(event.time()), event.kind(),
-                                   where, event.text().empty() ? "" : "  ", event.text());
-    }
-    std::cout << std::flush;
-    since = response->next();
-    if (response->events().empty() && (!follow || response->job_ended())) return kExitDone;
+  const absl::StatusOr<FollowListOptions> options = FollowListOptionsOf(invocation);
+  if (!options.ok()) {
+    PrintError(options.status().message());
+    return kExitUsage;
   }
-  return kExitInterrupted;
+  Client client(invocation);
+  const bool json = invocation.Has("--json");
+  return FollowList<v1::GetEventsResponse, v1::Event>(
+      &client, *options,
+      [&](int64_t since, absl::Duration wait) {
+        return client.GetEvents(invocation.arguments[0], since, wait);
+      },
+      &v1::GetEventsResponse::events,
+      [json](const v1::Event& event) {
+        if (json) {
+          PrintJsonLine(ToJson(event));
+        } else {
+          std::cout << EventLine(event) << "\n";
+        }
+      });
 }
 
 }  // namespace
 
 Command EventsCommand() {
-  return {
-      .name = "events",
-      .arguments = "JOB",
-      .help = "what happened to a job, in order",
-      .min_arguments = 1,
-      .max_arguments = 1,
-      .options = {{.name = "--follow", .help = "go on until the job has ended", .short_name = "-f"},
-                  JsonOption(),
-                  CoordinatorOption(),
-                  TokenFileOption()},
-      .run = Events};
+  return {.name = "events",
+          .arguments = "JOB",
+          .help = "what happened to a job, in order",
+          .details =
+              "Prints time, kind, rank and worker (where one is concerned) and text of every event "
+              "that the coordinator holds of the job, oldest first. The last failure's first cause "
+              "is the first event of its epoch that tells of one.",
+          .min_arguments = 1,
+          .max_arguments = 1,
+          .options = {FollowOption(), TailOption(), JsonLinesOption(), CoordinatorOption(),
+                      TokenFileOption()},
+          .examples = {{"muster events job-1 --tail 20", "the newest twenty"},
+                       {"muster events job-1 -f", "and on, until the job has ended"}},
+          .run = Events};
 }
 
 }  // namespace muster

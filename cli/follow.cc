@@ -1,6 +1,5 @@
 #include "cli/follow.h"
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,9 +7,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "cli/describe_end.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
 #include "cli/progress.h"
+#include "cli/terminal.h"
 #include "common/base/status.h"
 #include "common/runtime/clock.h"
 #include "common/spec/spec_json.h"
@@ -24,11 +25,8 @@ constexpr absl::Duration kRest = absl::Milliseconds(50);
 
 Progress::Options ProgressOptions(const std::string& spec_json) {
   Progress::Options options;
-  options.terminal = isatty(STDOUT_FILENO) == 1;
-  winsize size;
-  if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 20) {
-    options.columns = size.ws_col;
-  }
+  options.terminal = IsTerminal(STDOUT_FILENO);
+  options.columns = TerminalColumns(STDOUT_FILENO);
   options.log_interval = std::max<int64_t>(1, ParseJobSpec(spec_json).spec.training.log_interval);
   return options;
 }
@@ -57,26 +55,31 @@ absl::StatusOr<v1::JobStatus> FollowJob(Client* client, const std::string& job_i
   RealClock clock;
   std::string spec_json;
   ASSIGN_OR_RETURN(v1::JobStatus job, client->GetJob(job_id, 0, absl::ZeroDuration(), &spec_json));
+  CountResizes();
   Progress progress(ProgressOptions(spec_json), &std::cout);
+  Patience patience(options.patience, [&](const std::string& text) {
+    if (options.progress) progress.Note(text);
+  });
+  patience.AskAgain(absl::OkStatus(), clock.Steady());
+  client->ExpectQuickAnswers();
   if (options.progress) progress.OnJob(job, clock.Steady());
   int64_t since = 0, events_since = 0;
-  absl::Duration last_answer = clock.Steady();
+  int num_resizes = NumResizes();
   while (true) {
     if (options.poll) RETURN_IF_ERROR(options.poll());
+    if (num_resizes != NumResizes()) {
+      num_resizes = NumResizes();
+      progress.OnResize(TerminalColumns(STDOUT_FILENO));
+    }
     const bool ended = job.ended();  // before the metrics are asked for: the last ones are there
     const absl::StatusOr<v1::GetMetricsResponse> metrics =
         client->GetMetrics(job_id, since, ended ? absl::ZeroDuration() : kWait);
     absl::StatusOr<v1::JobStatus> newer = metrics.ok() ? client->GetJob(job_id) : metrics.status();
-    if (!newer.ok()) {
-      if (newer.status().code() != absl::StatusCode::kUnavailable &&
-          newer.status().code() != absl::StatusCode::kDeadlineExceeded) {
-        return newer.status();
-      }
-      if (clock.Steady() - last_answer > options.patience) return newer.status();
+    if (patience.AskAgain(newer.status(), clock.Steady())) {
       absl::SleepFor(kWait);
       continue;
     }
-    last_answer = clock.Steady();
+    if (!newer.ok()) return newer.status();
     job = *std::move(newer);
     for (const v1::MetricsRecord& record : metrics->records()) {
       if (options.on_record) options.on_record(record);
@@ -94,15 +97,20 @@ absl::StatusOr<v1::JobStatus> FollowJob(Client* client, const std::string& job_i
 }
 
 int WatchJob(Client* client, const std::string& job_id) {
-  CountInterrupts();
+  CountOneInterrupt();
   const absl::StatusOr<v1::JobStatus> job =
       FollowJob(client, job_id, {.poll = []() -> absl::Status {
                   if (NumInterrupts() > 0) return absl::CancelledError("interrupted");
                   return absl::OkStatus();
                 }});
-  if (job.ok()) return job->exit_code();
+  if (job.ok()) {
+    if (job->exit_code() != kExitDone) PrintError(DescribeEnd(*job));
+    return job->exit_code();
+  }
   if (NumInterrupts() > 0) {
-    std::cout << absl::StrCat("\n", job_id, " goes on; muster cancel ", job_id, " ends it\n");
+    std::cout << absl::StrCat(job_id, " goes on: muster watch ", job_id,
+                              " follows it again, muster cancel ", job_id, " ends it\n")
+              << std::flush;
     return kExitInterrupted;
   }
   return ReportCallError(job.status(), *client);

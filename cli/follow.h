@@ -6,6 +6,7 @@
 
 #include "absl/status/statusor.h"
 #include "cli/client.h"
+#include "cli/patience.h"
 
 namespace muster {
 
@@ -16,7 +17,7 @@ struct FollowOptions {
   // Called several times a second; an error ends the following with it.
   std::function<absl::Status()> poll;
   // The coordinator may be away for so long (it restarts).
-  absl::Duration patience = absl::Seconds(30);
+  absl::Duration patience = Patience::kLimit;
 };
 
 // The job as it ended. Errors: NOT_FOUND, UNAVAILABLE, or poll's.

@@ -12,6 +12,7 @@
 #include "cli/absolute_paths.h"
 #include "cli/client.h"
 #include "cli/commands.h"
+#include "cli/describe_end.h"
 #include "cli/follow.h"
 #include "cli/interrupt.h"
 #include "cli/local_cluster.h"
@@ -147,6 +148,10 @@ absl::StatusOr<int> RunJob(const LocalRun& run, LocalCluster* cluster) {
   WaitForRelease(&client, submitted.job_id());
   // The coordinator goes with this command: what `status` would say stays.
   RETURN_IF_ERROR(cluster->WriteStateFile("status.json", ToJson(job).dump(2)));
+  if (job.exit_code() != kExitDone && NumInterrupts() == 0) {
+    PrintError(absl::StrCat(DescribeFirstCause(job), "; the trainers' output is in ",
+                            run.cluster.state_dir, "/worker/logs/", job.job_id()));
+  }
   return job.exit_code();
 }
 

@@ -3,7 +3,7 @@
 #include "absl/strings/str_format.h"
 #include "cli/client.h"
 #include "cli/commands.h"
-#include "cli/interrupt.h"
+#include "cli/follow_list.h"
 #include "cli/output.h"
 #include "nlohmann/json.hpp"
 
@@ -23,32 +23,33 @@ void PrintRecord(const v1::MetricsRecord& record) {
 }
 
 int Metrics(const Invocation& invocation) {
-  const bool json = invocation.Has("--json"), follow = invocation.Has("--follow");
-  if (follow) CountInterrupts();
-  Client client(invocation);
-  bool titled = json;
-  int64_t since = 0;
-  while (NumInterrupts() == 0) {
-    const absl::StatusOr<v1::GetMetricsResponse> response = client.GetMetrics(
-        invocation.arguments[0], since, follow ? absl::Milliseconds(300) : absl::ZeroDuration());
-    if (!response.ok()) return ReportCallError(response.status(), client);
-    if (!titled) {
-      std::cout << absl::StrFormat(kColumns, "iteration", "lm loss", "grad norm", "lr", "ms",
-                                   "tokens/s", "");
-      titled = true;
-    }
-    for (const v1::MetricsRecord& record : response->records()) {
-      if (json) {
-        PrintJsonLine(ToJson(record));
-      } else {
-        PrintRecord(record);
-      }
-    }
-    std::cout << std::flush;
-    since = response->next();
-    if (response->records().empty() && (!follow || response->job_ended())) return kExitDone;
+  const absl::StatusOr<FollowListOptions> options = FollowListOptionsOf(invocation);
+  if (!options.ok()) {
+    PrintError(options.status().message());
+    return kExitUsage;
   }
-  return kExitInterrupted;
+  Client client(invocation);
+  const bool json = invocation.Has("--json");
+  bool titled = json;
+  return FollowList<v1::GetMetricsResponse, v1::MetricsRecord>(
+      &client, *options,
+      [&](int64_t since, absl::Duration wait) {
+        auto response = client.GetMetrics(invocation.arguments[0], since, wait);
+        if (response.ok() && !titled) {
+          std::cout << absl::StrFormat(kColumns, "iteration", "lm loss", "grad norm", "lr", "ms",
+                                       "tokens/s", "");
+          titled = true;
+        }
+        return response;
+      },
+      &v1::GetMetricsResponse::records,
+      [json](const v1::MetricsRecord& record) {
+        if (json) {
+          PrintJsonLine(ToJson(record));
+        } else {
+          PrintRecord(record);
+        }
+      });
 }
 
 }  // namespace
@@ -58,12 +59,14 @@ Command MetricsCommand() {
       .name = "metrics",
       .arguments = "JOB",
       .help = "loss, gradient norm, speed of every iteration",
+      .details =
+          "Prints a line an iteration. An iteration that was done again after a recovery appears "
+          "once, with its last values. With --json, numbers have all their digits.",
       .min_arguments = 1,
       .max_arguments = 1,
-      .options = {{.name = "--follow", .help = "go on until the job has ended", .short_name = "-f"},
-                  {.name = "--json", .help = "one JSON object a line"},
-                  CoordinatorOption(),
+      .options = {FollowOption(), TailOption(), JsonLinesOption(), CoordinatorOption(),
                   TokenFileOption()},
+      .examples = {{"muster metrics job-1 --json >curve.jsonl", "the whole loss curve"}},
       .run = Metrics};
 }
 

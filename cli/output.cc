@@ -7,7 +7,9 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
+#include "cli/terminal.h"
 #include "common/rpc/convert.h"
 #include "nlohmann/json.hpp"
 
@@ -24,14 +26,23 @@ std::string WorkerStateName(v1::WorkerState state) {
   return std::string(absl::StripPrefix(name, "WORKER_STATE_"));
 }
 
+Json Milliseconds(const google::protobuf::Duration& duration) {
+  return Number(absl::ToDoubleMilliseconds(FromProto(duration)));
+}
+
+Json ToJson(const v1::PhaseWait& wait) {
+  return {{"phase", wait.phase()},
+          {"elapsed_ms", Milliseconds(wait.elapsed())},
+          {"limit_ms", Milliseconds(wait.limit())},
+          {"overdue", wait.overdue()},
+          {"missing", wait.missing()}};
+}
+
 Json Rfc3339(const google::protobuf::Timestamp& time) {
   return absl::FormatTime(absl::RFC3339_full, FromProto(time), absl::UTCTimeZone());
 }
 
-// Columns count characters, not bytes.
-size_t Width(absl::string_view text) {
-  return std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; });
-}
+size_t Width(absl::string_view text) { return TextColumns(text); }
 
 }  // namespace
 
@@ -54,6 +65,14 @@ std::string FormatTable(const std::vector<std::string>& titles,
   add_row(titles);
   for (const auto& row : rows) add_row(row);
   return text;
+}
+
+std::string CutLines(absl::string_view text, int columns) {
+  std::string cut;
+  for (absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    absl::StrAppend(&cut, Shortened(line, columns), "\n");
+  }
+  return cut;
 }
 
 std::string FormatSeconds(double seconds) {
@@ -141,6 +160,18 @@ Json ToJson(const v1::JobStatus& job) {
   json["exit_code"] = job.ended() ? Json(job.exit_code()) : Json(nullptr);
   json["reason"] = job.reason();
   json["world_size"] = job.world_size();
+  json["priority"] = job.priority();
+  json["cancelling"] = job.cancelling();
+  json["workers_released"] = job.workers_released();
+  json["wait"] = job.has_wait() ? ToJson(job.wait()) : Json(nullptr);
+  json["phase_limits"] = Json::array();
+  for (const v1::PhaseLimit& limit : job.phase_limits()) {
+    json["phase_limits"].push_back(
+        {{"phase", limit.phase()},
+         {"limit_ms", Milliseconds(limit.limit())},
+         {"longest_ms", limit.has_longest() ? Milliseconds(limit.longest()) : Json(nullptr)},
+         {"samples", limit.samples()}});
+  }
   if (!job.progress().empty()) json["progress"] = job.progress();
   if (job.has_cause()) {
     const v1::FailureCause& cause = job.cause();
@@ -153,6 +184,7 @@ Json ToJson(const v1::JobStatus& job) {
     if (cause.has_signal()) out["signal"] = cause.signal();
     out["iteration"] = cause.iteration();
     out["epoch"] = cause.epoch();
+    if (cause.has_time()) out["time"] = Rfc3339(cause.time());
     out["last_log_lines"] =
         std::vector<std::string>(cause.last_log_lines().begin(), cause.last_log_lines().end());
   }

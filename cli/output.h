@@ -18,6 +18,9 @@ namespace muster {
 std::string FormatTable(const std::vector<std::string>& titles,
                         const std::vector<std::vector<std::string>>& rows);
 
+// Every line of `text` with at most `columns` characters.
+std::string CutLines(absl::string_view text, int columns);
+
 // "1.2 s", "3 min 20 s", "2 h 5 min"
 std::string FormatSeconds(double seconds);
 // "12.3k", "4.5M", "6.7G"

@@ -7,12 +7,16 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "cli/output.h"
+#include "cli/terminal.h"
 #include "common/rpc/convert.h"
 
 namespace muster {
 namespace {
 
 constexpr absl::Duration kRedraw = absl::Milliseconds(100);
+constexpr absl::Duration kSettle = absl::Seconds(2);
+constexpr int kMinBar = 8, kMaxBar = 40;  // columns
+constexpr int kMaxMissing = 400;          // characters; `muster status` has them all
 
 std::string Loss(const v1::StepReport& step) {
   if (step.has_lm_loss()) return absl::StrFormat("%.6f", step.lm_loss());
@@ -43,23 +47,64 @@ std::string Progress::Line(const v1::MetricsRecord& record, int64_t train_iters)
 
 std::string Progress::Bar(const v1::MetricsRecord& record, int64_t train_iters) const {
   const v1::StepReport& step = record.step();
-  std::string text = absl::StrFormat(" %d/%d  loss %s  %s tokens/s", step.iteration(), train_iters,
-                                     Loss(step), FormatCount(step.tokens_per_s()));
-  if (const std::string eta = Eta(step.iteration(), train_iters); !eta.empty()) {
-    absl::StrAppend(&text, "  ETA ", eta);
+  const std::string eta = Eta(step.iteration(), train_iters);
+  // The last column stays free: some terminals wrap when it is written.
+  const int columns = std::max(1, options_.columns - 1);
+  std::string text = absl::StrCat(step.iteration(), "/", train_iters);
+  // In order of worth; on a narrow terminal the last ones are left out.
+  for (const std::string& part :
+       {absl::StrCat("loss ", Loss(step)), eta.empty() ? "" : absl::StrCat("ETA ", eta),
+        absl::StrCat(FormatCount(step.tokens_per_s()), " tokens/s")}) {
+    if (part.empty()) continue;
+    if (static_cast<int>(text.size() + 2 + part.size()) > columns) break;
+    absl::StrAppend(&text, "  ", part);
   }
-  const int width = std::clamp<int>(options_.columns - static_cast<int>(text.size()) - 3, 0, 40);
+  const int width = std::min(columns - static_cast<int>(text.size()) - 3, kMaxBar);
+  if (width < kMinBar) return Shortened(text, columns);
   const double share =
       train_iters > 0 ? std::min(1.0, double(step.iteration()) / train_iters) : 0.0;
   const int filled = static_cast<int>(share * width);
-  text = absl::StrCat("[", std::string(filled, '='), std::string(width - filled, ' '), "]", text);
-  return text.substr(0, std::max(1, options_.columns - 1));
+  return absl::StrCat("[", std::string(filled, '='), std::string(width - filled, ' '), "] ", text);
+}
+
+Progress::~Progress() {
+  if (drawn_columns_ > 0) out_ << "\n" << std::flush;
+}
+
+void Progress::Erase() {
+  if (drawn_columns_ == 0) return;
+  // A terminal that has become narrower has wrapped what was drawn: it stands on several rows.
+  const int rows = (drawn_columns_ - 1) / std::max(1, options_.columns);
+  out_ << "\r";
+  if (rows > 0) out_ << "\x1b[" << rows << "A\x1b[J";
+  out_ << "\x1b[K";
+  drawn_columns_ = 0;
+}
+
+void Progress::Draw(const std::string& text) {
+  // Over what is there, so that it does not flicker.
+  if (drawn_columns_ > options_.columns) Erase();
+  out_ << "\r" << text << "\x1b[K" << std::flush;
+  drawn_columns_ = std::max(1, TextColumns(text));
 }
 
 void Progress::PrintLine(const std::string& line) {
-  if (bar_shown_) out_ << "\r\x1b[K";
-  bar_shown_ = false;
+  Erase();
   out_ << line << "\n" << std::flush;
+}
+
+void Progress::OnResize(int columns) {
+  options_.columns = columns;
+  if (drawn_columns_ == 0) return;
+  Erase();
+  if (last_record_.has_value()) Draw(Bar(*last_record_, train_iters_));
+}
+
+void Progress::DrawNewest(absl::Duration now, bool at_once) {
+  if (!undrawn_ || (!at_once && last_drawn_ && now < *last_drawn_ + kRedraw)) return;
+  Draw(Bar(*last_record_, train_iters_));
+  last_drawn_ = now;
+  undrawn_ = false;
 }
 
 void Progress::OnRecord(const v1::JobStatus& job, const v1::MetricsRecord& record,
@@ -71,10 +116,10 @@ void Progress::OnRecord(const v1::JobStatus& job, const v1::MetricsRecord& recor
   }
   const bool last = step.iteration() == job.train_iters();
   if (options_.terminal) {
-    if (!last && last_drawn_ && now < *last_drawn_ + kRedraw) return;
-    out_ << "\r" << Bar(record, job.train_iters()) << "\x1b[K" << std::flush;
-    bar_shown_ = true;
-    last_drawn_ = now;
+    last_record_ = record;
+    train_iters_ = job.train_iters();
+    undrawn_ = true;
+    DrawNewest(now, last);
     return;
   }
   const bool due = !last_drawn_ || last || step.iteration() % options_.log_interval == 0 ||
@@ -85,7 +130,7 @@ void Progress::OnRecord(const v1::JobStatus& job, const v1::MetricsRecord& recor
   last_line_iteration_ = step.iteration();
 }
 
-void Progress::OnJob(const v1::JobStatus& job, absl::Duration now) {
+void Progress::OnState(const v1::JobStatus& job, absl::Duration now) {
   // Evaluating and saving come and go with every interval: their results say enough.
   const bool was_training = last_state_ == v1::JOB_STATE_RUNNING ||
                             last_state_ == v1::JOB_STATE_EVALUATING ||
@@ -93,13 +138,41 @@ void Progress::OnJob(const v1::JobStatus& job, absl::Duration now) {
   const bool told = job.state() == v1::JOB_STATE_QUEUED || job.state() == v1::JOB_STATE_FORMING ||
                     job.state() == v1::JOB_STATE_RECOVERING ||
                     (job.state() == v1::JOB_STATE_RUNNING && !was_training);
-  if (told && (job.state() != last_state_ || job.progress() != last_progress_)) {
-    const std::string detail = job.progress().empty() ? job.reason() : job.progress();
-    PrintLine(absl::StrCat(job.job_id(), " ", StateName(job.state()), detail.empty() ? "" : ": ",
-                           detail));
-    last_progress_ = job.progress();
-  }
+  const std::string& detail = job.progress().empty() ? job.reason() : job.progress();
+  const bool entered = job.state() != last_state_;
+  // Many ranks come to their places one by one: not a line for each.
+  const bool moved =
+      detail != last_progress_ && (!last_progress_time_ || now >= *last_progress_time_ + kSettle);
   last_state_ = job.state();
+  if (!told || !(entered || moved)) return;
+  last_progress_ = detail;
+  last_progress_time_ = now;
+  const std::string line =
+      absl::StrCat(job.job_id(), " ", StateName(job.state()), detail.empty() ? "" : ": ", detail);
+  if (options_.terminal && !entered) {
+    Draw(Shortened(line, std::max(1, options_.columns - 1)));
+  } else {
+    PrintLine(line);
+  }
+}
+
+void Progress::OnWait(const v1::JobStatus& job) {
+  const std::string phase = job.has_wait() && job.wait().overdue() ? job.wait().phase() : "";
+  if (phase == overdue_phase_) return;
+  overdue_phase_ = phase;
+  if (phase.empty()) return;
+  const v1::PhaseWait& wait = job.wait();
+  PrintLine(absl::StrCat(
+      "overdue: ", phase, " without progress for ",
+      FormatSeconds(absl::ToDoubleSeconds(FromProto(wait.elapsed()))), ", expected within ",
+      FormatSeconds(absl::ToDoubleSeconds(FromProto(wait.limit()))),
+      wait.missing().empty() ? "" : "; missing: ", Shortened(wait.missing(), kMaxMissing)));
+}
+
+void Progress::OnJob(const v1::JobStatus& job, absl::Duration now) {
+  DrawNewest(now, /*at_once=*/false);
+  OnState(job, now);
+  OnWait(job);
   for (; num_evaluations_ < job.evaluations_size(); ++num_evaluations_) {
     const v1::Evaluation& evaluation = job.evaluations(num_evaluations_);
     PrintLine(absl::StrFormat("%s loss %.6f | ppl %.4f | at iteration %d%s", evaluation.split(),

@@ -1,5 +1,6 @@
-// What a followed job looks like: a bar that is redrawn on a terminal, plain lines elsewhere. Not
-// thread-safe.
+// What a followed job looks like: a line that is redrawn on a terminal, plain lines elsewhere. It
+// hides no cursor and changes no mode of the terminal, so that nothing is left behind whatever ends
+// the process. Not thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -16,34 +17,47 @@ class Progress {
  public:
   struct Options {
     bool terminal = false;                           // redraw one line
-    int columns = 100;                               // of the terminal
+    int columns = 80;                                // of the terminal
     int64_t log_interval = 100;                      // plain: a line every so many iterations,
     absl::Duration least_often = absl::Seconds(10);  // or after this time
   };
   Progress(Options options, std::ostream* out) : options_(options), out_(*out) {}
+  ~Progress();  // ends the line that is drawn
+  Progress(const Progress&) = delete;
 
   // `job`: as last seen; `now`: any steady time.
   void OnRecord(const v1::JobStatus& job, const v1::MetricsRecord& record, absl::Duration now);
-  // State changes, evaluations and checkpoints since the last call.
+  // State changes, waits that are overdue, evaluations and checkpoints since the last call.
   void OnJob(const v1::JobStatus& job, absl::Duration now);
   // The last lines: how it ended, and why.
   void OnEnd(const v1::JobStatus& job);
   void Note(const std::string& text);  // a line of its own
+  // The terminal has another width: what is drawn is drawn anew.
+  void OnResize(int columns);
 
  private:
   std::string Line(const v1::MetricsRecord& record, int64_t train_iters) const;
   std::string Bar(const v1::MetricsRecord& record, int64_t train_iters) const;
   std::string Eta(int64_t iteration, int64_t train_iters) const;
+  void OnState(const v1::JobStatus& job, absl::Duration now);
+  void OnWait(const v1::JobStatus& job);
   void PrintLine(const std::string& line);
+  void Draw(const std::string& text);  // in place of what was drawn
+  void Erase();
+  // The newest record, if it is not drawn yet and the last drawing is long enough ago.
+  void DrawNewest(absl::Duration now, bool at_once);
 
-  const Options options_;
+  Options options_;
   std::ostream& out_;
-  bool bar_shown_ = false;
-  std::optional<absl::Duration> last_drawn_;
+  int drawn_columns_ = 0;  // 0: nothing is drawn
+  std::optional<absl::Duration> last_drawn_, last_progress_time_;
   int64_t last_line_iteration_ = 0;
+  std::optional<v1::MetricsRecord> last_record_;
+  bool undrawn_ = false;  // last_record_
+  int64_t train_iters_ = 0;
   std::optional<double> mean_ms_;  // of a step, smoothed
   v1::JobState last_state_ = v1::JOB_STATE_UNSPECIFIED;
-  std::string last_progress_;
+  std::string last_progress_, overdue_phase_;
   int num_evaluations_ = 0, num_checkpoints_ = 0;
 };
 

@@ -6,6 +6,7 @@
 #include <iostream>
 #include <iterator>
 #include <sstream>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "cli/output.h"
@@ -34,7 +35,11 @@ absl::StatusOr<LoadedSpec> LoadSpec(const std::string& path, const std::vector<s
           absl::StrCat("cannot read the spec ", path, ": ", strerror(errno)));
     }
   }
-  LoadedSpec loaded{.json = text.str()};
+  return LoadSpecText(text.str(), set);
+}
+
+absl::StatusOr<LoadedSpec> LoadSpecText(std::string json, const std::vector<std::string>& set) {
+  LoadedSpec loaded{.json = std::move(json)};
   // A document that is broken can't be set into: its own faults come first.
   if (!set.empty()) {
     absl::StatusOr<std::string> changed = ApplySetOptions(loaded.json, set);

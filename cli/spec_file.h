@@ -23,6 +23,8 @@ struct LoadedSpec {
 // Parses the file ("-": standard input) and checks what needs no file system. NOT_FOUND and the
 // like when the file can't be read; INVALID_ARGUMENT for a malformed --set.
 absl::StatusOr<LoadedSpec> LoadSpec(const std::string& path, const std::vector<std::string>& set);
+// The same of a spec's text. INVALID_ARGUMENT for a malformed --set.
+absl::StatusOr<LoadedSpec> LoadSpecText(std::string json, const std::vector<std::string>& set);
 
 // The spec of an offline command's first argument with its --set options. When it can't be read or
 // has problems these are printed, and the command ends with kExitUsage: nullopt.

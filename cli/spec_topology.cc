@@ -23,7 +23,9 @@ nlohmann::ordered_json TopologyToJson(const RankTopology& topology) {
                              {"dp", at.dp},
                              {"expert_dp", at.expert_dp},
                              {"pp", at.pp},
-                             {"worker", nullptr}});
+                             {"worker", nullptr},
+                             {"node", nullptr},
+                             {"device", nullptr}});
   }
   json["groups"] = nlohmann::ordered_json::object();
   for (const auto& [name, table] : topology.groups()) json["groups"][name] = table;

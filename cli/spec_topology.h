@@ -11,7 +11,7 @@ namespace muster {
 // INVALID_ARGUMENT as RankTopology::Create.
 absl::StatusOr<RankTopology> RanksOf(const JobSpec& spec);
 
-// world_size, ranks (worker: null), groups.
+// world_size, ranks (worker, node and device: null), groups.
 nlohmann::ordered_json TopologyToJson(const RankTopology& topology);
 
 }  // namespace muster

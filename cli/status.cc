@@ -1,59 +1,36 @@
+#include <unistd.h>
+
 #include <iostream>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/output.h"
+#include "cli/status_text.h"
+#include "cli/terminal.h"
 #include "nlohmann/json.hpp"
 
 namespace muster {
 namespace {
 
-void PrintStatus(const v1::JobStatus& job) {
-  const auto line = [](absl::string_view name, absl::string_view value) {
-    std::cout << absl::StrFormat("%-16s %s\n", name, value);
-  };
-  line("job", absl::StrCat(job.job_id(), " (", job.name(), ")"));
-  line("state", StateName(job.state()));
-  if (!job.progress().empty()) line("progress", job.progress());
-  if (!job.reason().empty()) line("reason", job.reason());
-  line("iteration", absl::StrCat(job.iteration(), " of ", job.train_iters()));
-  line("consumed samples", absl::StrCat(job.consumed_samples()));
-  line("FLOPs so far", absl::StrFormat("%.4g", job.num_floating_point_operations_so_far()));
-  if (job.has_last()) {
-    const v1::StepReport& step = job.last().step();
-    line("lm loss",
-         step.has_lm_loss() ? absl::StrFormat("%.6f", step.lm_loss()) : step.loss_text());
-    line("speed",
-         absl::StrFormat("%.1f ms a step, %s tokens/s, %.3g TFLOP/s a device", step.elapsed_ms(),
-                         FormatCount(step.tokens_per_s()), step.tflops_per_device()));
-  }
-  for (const v1::Evaluation& evaluation : job.evaluations()) {
-    line("evaluation",
-         absl::StrFormat("iteration %d %s: loss %.6f, ppl %.4f", evaluation.iteration(),
-                         evaluation.split(), evaluation.lm_loss(), evaluation.ppl()));
-  }
-  for (const v1::Checkpoint& checkpoint : job.checkpoints()) {
-    line("checkpoint", absl::StrCat("iteration ", checkpoint.iteration(), ": ", checkpoint.path()));
-  }
-  line("epoch", absl::StrCat(job.epoch(), ", restarts ", job.restarts()));
-  if (job.has_cause()) {
-    line("cause", job.cause().text());
-    for (const std::string& text : job.cause().last_log_lines()) line("", text);
-  }
-  if (job.ended()) line("exit code", absl::StrCat(job.exit_code()));
-}
+constexpr int kPlainColumns = 100;  // where there is no terminal
 
 int Status(const Invocation& invocation) {
   Client client(invocation);
-  const absl::StatusOr<v1::JobStatus> job = client.GetJob(invocation.arguments[0]);
+  std::string storage_trouble;
+  const absl::StatusOr<v1::JobStatus> job = client.GetJob(
+      invocation.arguments[0], 0, absl::ZeroDuration(), /*spec_json=*/nullptr, &storage_trouble);
   if (!job.ok()) return ReportCallError(job.status(), client);
   if (invocation.Has("--json")) {
-    PrintJson(ToJson(*job));
-  } else {
-    PrintStatus(*job);
+    nlohmann::ordered_json json = ToJson(*job);
+    json["storage_trouble"] = storage_trouble.empty() ? nlohmann::ordered_json(nullptr)
+                                                      : nlohmann::ordered_json(storage_trouble);
+    PrintJson(json);
+    return kExitDone;
   }
+  const bool terminal = isatty(STDOUT_FILENO) == 1;
+  std::cout << StatusText(*job, storage_trouble,
+                          {.verbose = invocation.Has("--verbose"),
+                           .columns = terminal ? TerminalColumns(STDOUT_FILENO) : kPlainColumns});
   return kExitDone;
 }
 
@@ -62,10 +39,25 @@ int Status(const Invocation& invocation) {
 Command StatusCommand() {
   return {.name = "status",
           .arguments = "JOB",
-          .help = "one job: state, progress, evaluations, checkpoints, and why",
+          .help = "one job: state, progress, what it waits for, results, and why it ended",
+          .details =
+              "Prints at most one screen, however many ranks the job has. What an active job waits "
+              "for at this moment comes with who is missing, how long that takes already and how "
+              "long it may take; these limits are learned from the job's own history. Of a job "
+              "that failed, the first cause is kept, with the last lines of the trainer that "
+              "failed first.\n\n"
+              "The exit code says whether the question could be answered, not how the job does: "
+              "muster watch ends with the job's code.",
           .min_arguments = 1,
           .max_arguments = 1,
-          .options = {JsonOption(), CoordinatorOption(), TokenFileOption()},
+          .options = {{.name = "--verbose",
+                       .help = "leave nothing out: all who are missing, all results, all lines",
+                       .short_name = "-v"},
+                      JsonOption(),
+                      CoordinatorOption(),
+                      TokenFileOption()},
+          .examples = {{"muster status job-1", "one screen"},
+                       {"muster status job-1 --json | jq .wait.missing", "for a script"}},
           .run = Status};
 }
 

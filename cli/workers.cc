@@ -1,40 +1,36 @@
+#include <unistd.h>
+
 #include <iostream>
 
-#include "absl/strings/str_cat.h"
-#include "absl/strings/strip.h"
 #include "cli/client.h"
 #include "cli/commands.h"
 #include "cli/output.h"
-#include "common/rpc/convert.h"
+#include "cli/terminal.h"
+#include "cli/workers_table.h"
 #include "nlohmann/json.hpp"
 
 namespace muster {
 namespace {
 
+constexpr int kMostInATable = 64;  // more are counted
+
 int Workers(const Invocation& invocation) {
   Client client(invocation);
   const absl::StatusOr<v1::ListWorkersResponse> response = client.ListWorkers();
   if (!response.ok()) return ReportCallError(response.status(), client);
-  nlohmann::ordered_json json = nlohmann::ordered_json::array();
-  std::vector<std::vector<std::string>> rows;
-  for (const v1::WorkerStatus& worker : response->workers()) {
-    json.push_back(ToJson(worker));
-    std::string state(absl::StripPrefix(v1::WorkerState_Name(worker.state()), "WORKER_STATE_"));
-    if (worker.draining()) state += ", draining";
-    rows.push_back({worker.description().name(), worker.node(), worker.description().device(),
-                    worker.address(), state,
-                    worker.job_id().empty() ? "idle"
-                                            : absl::StrCat(worker.job_id(), " rank ", worker.rank(),
-                                                           " ", worker.phase()),
-                    FormatSeconds(absl::ToDoubleSeconds(FromProto(worker.since_last_heartbeat()))),
-                    worker.reason()});
-  }
   if (invocation.Has("--json")) {
+    nlohmann::ordered_json json = nlohmann::ordered_json::array();
+    for (const v1::WorkerStatus& worker : response->workers()) json.push_back(ToJson(worker));
     PrintJson(json);
-  } else {
-    std::cout << FormatTable(
-        {"WORKER", "NODE", "DEVICE", "ADDRESS", "STATE", "WORK", "HEARD", "REASON"}, rows);
+    return kExitDone;
   }
+  if (invocation.Has("--all") || response->workers_size() <= kMostInATable) {
+    std::cout << WorkersTable(*response);
+    return kExitDone;
+  }
+  const std::string summary = WorkersSummary(*response);
+  const bool terminal = isatty(STDOUT_FILENO) == 1;
+  std::cout << (terminal ? CutLines(summary, TerminalColumns(STDOUT_FILENO)) : summary);
   return kExitDone;
 }
 
@@ -43,7 +39,16 @@ int Workers(const Invocation& invocation) {
 Command WorkersCommand() {
   return {.name = "workers",
           .help = "the cluster's workers and what they do",
-          .options = {JsonOption(), CoordinatorOption(), TokenFileOption()},
+          .details =
+              "Prints a line a worker; of more than 64, the number of those in the same state with "
+              "the same work, the rarest first, with the names of their nodes. HEARD is the time "
+              "since the last sign of life.",
+          .options = {{.name = "--all", .help = "a line a worker, however many there are"},
+                      JsonOption(),
+                      CoordinatorOption(),
+                      TokenFileOption()},
+          .examples = {{"muster workers --json | jq -r '.[] | select(.state == \"LOST\").worker'",
+                        "the names of those that are lost"}},
           .run = Workers};
 }
 

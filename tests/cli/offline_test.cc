@@ -75,7 +75,7 @@ TEST_F(OfflineTest, TopologyOfASpec) {
   EXPECT_EQ(topology["world_size"], 8);
   EXPECT_EQ(topology["ranks"].size(), 8u);
   EXPECT_EQ(topology["ranks"][5], json::parse(R"({"rank":5,"tp":1,"cp":0,"ep":0,"expert_tp":1,
-      "dp":0,"expert_dp":0,"pp":1,"worker":null})"));
+      "dp":0,"expert_dp":0,"pp":1,"worker":null,"node":null,"device":null})"));
   EXPECT_EQ(topology["groups"]["tp"], json::parse("[[0,1],[2,3],[4,5],[6,7]]"));
   EXPECT_EQ(topology["groups"]["pp"], json::parse("[[0,4],[1,5],[2,6],[3,7]]"));
   for (const char* name :

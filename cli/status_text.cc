@@ -1,0 +1,213 @@
+#include "cli/status_text.h"
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+#include "absl/strings/str_split.h"
+#include "cli/output.h"
+#include "cli/terminal.h"
+#include "common/rpc/convert.h"
+
+namespace muster {
+namespace {
+
+constexpr int kLabel = 17;  // columns
+// What one screen has room for.
+constexpr size_t kMaxMissing = 4, kMaxLogLines = 6, kMaxResults = 2, kMaxTextLines = 3;
+
+std::string Seconds(const google::protobuf::Duration& duration) {
+  return FormatSeconds(absl::ToDoubleSeconds(FromProto(duration)));
+}
+
+class Page {
+ public:
+  explicit Page(const StatusTextOptions& options) : options_(options) {}
+
+  // A value of a line, or (wrapped) of a few.
+  void Add(absl::string_view label, absl::string_view value) {
+    std::vector<std::string> lines = Wrapped(value, ValueColumns());
+    const size_t count = lines.size();
+    if (!options_.verbose && count > kMaxTextLines) {
+      lines.resize(kMaxTextLines);
+      lines.back() =
+          Shortened(absl::StrCat(lines.back(), " ..."), std::max(ValueColumns() - 12, 8)) +
+          " (--verbose)";
+    }
+    for (size_t i = 0; i < lines.size(); ++i) Line(i == 0 ? label : "", lines[i]);
+  }
+  // Lines of their own, each cut at the edge.
+  void AddLines(absl::string_view label, const std::vector<std::string>& lines) {
+    for (size_t i = 0; i < lines.size(); ++i) {
+      Line(i == 0 ? label : "", options_.verbose ? lines[i] : Shortened(lines[i], ValueColumns()));
+    }
+  }
+  // The newest of `lines`, and how many came before.
+  void AddNewest(absl::string_view label, std::vector<std::string> lines, size_t most) {
+    if (!options_.verbose && lines.size() > most) {
+      const size_t hidden = lines.size() - most;
+      lines.erase(lines.begin(), lines.begin() + static_cast<int64_t>(hidden));
+      absl::StrAppend(&lines.front(), " (and ", hidden, " before: --verbose)");
+    }
+    AddLines(label, lines);
+  }
+  const std::string& text() const { return text_; }
+
+ private:
+  int ValueColumns() const { return std::max(options_.columns - kLabel, 20); }
+  void Line(absl::string_view label, absl::string_view value) {
+    absl::StrAppendFormat(&text_, "%-*s%s", kLabel, label, value);
+    while (text_.back() == ' ') text_.pop_back();
+    text_ += '\n';
+  }
+
+  const StatusTextOptions options_;
+  std::string text_;
+};
+
+void AddTimes(const v1::JobStatus& job, Page* page) {
+  if (job.has_submitted_at()) {
+    std::string text = FormatTime(job.submitted_at());
+    if (job.has_started_at() && job.has_submitted_at()) {
+      absl::StrAppend(&text, ", started after ",
+                      FormatSeconds(absl::ToDoubleSeconds(FromProto(job.started_at()) -
+                                                          FromProto(job.submitted_at()))));
+    }
+    if (job.has_started_at() && job.has_ended_at()) {
+      absl::StrAppend(&text, ", ended after ",
+                      FormatSeconds(absl::ToDoubleSeconds(FromProto(job.ended_at()) -
+                                                          FromProto(job.started_at()))));
+    }
+    page->Add("submitted", text);
+  }
+}
+
+void AddWait(const v1::JobStatus& job, const StatusTextOptions& options, Page* page) {
+  if (job.has_wait()) {
+    const v1::PhaseWait& wait = job.wait();
+    page->Add("waits for", absl::StrCat(wait.phase(), ": ", Seconds(wait.elapsed()),
+                                        " since the last progress, expected within ",
+                                        Seconds(wait.limit()), wait.overdue() ? ": OVERDUE" : ""));
+    if (!wait.missing().empty()) {
+      page->AddLines("missing", MissingLines(wait.missing(),
+                                             options.verbose ? std::string::npos : kMaxMissing));
+    }
+  }
+  std::vector<std::string> limits;
+  for (const v1::PhaseLimit& limit : job.phase_limits()) {
+    limits.push_back(absl::StrCat(
+        limit.phase(), " ", Seconds(limit.limit()),
+        limit.has_longest()
+            ? absl::StrCat(" (longest of ", limit.samples(), ": ", Seconds(limit.longest()), ")")
+            : " (none seen yet)"));
+  }
+  if (!limits.empty()) page->Add("limits", absl::StrJoin(limits, ", "));
+}
+
+void AddTraining(const v1::JobStatus& job, Page* page) {
+  page->Add("iteration",
+            absl::StrCat(job.iteration(), " of ", job.train_iters(), ", ", job.consumed_samples(),
+                         " samples, ",
+                         absl::StrFormat("%.4g", job.num_floating_point_operations_so_far()),
+                         " FLOPs so far"));
+  if (job.has_last()) {
+    const v1::StepReport& step = job.last().step();
+    page->Add("lm loss",
+              step.has_lm_loss() ? absl::StrFormat("%.6f", step.lm_loss()) : step.loss_text());
+    page->Add("speed", absl::StrFormat("%.1f ms a step, %s tokens/s, %.3g TFLOP/s a device",
+                                       step.elapsed_ms(), FormatCount(step.tokens_per_s()),
+                                       step.tflops_per_device()));
+  }
+  std::vector<std::string> evaluations, checkpoints;
+  for (const v1::Evaluation& evaluation : job.evaluations()) {
+    evaluations.push_back(absl::StrFormat("iteration %d %s: loss %.6f, ppl %.4f",
+                                          evaluation.iteration(), evaluation.split(),
+                                          evaluation.lm_loss(), evaluation.ppl()));
+  }
+  for (const v1::Checkpoint& checkpoint : job.checkpoints()) {
+    checkpoints.push_back(
+        absl::StrCat("iteration ", checkpoint.iteration(), ": ", checkpoint.path()));
+  }
+  page->AddNewest("evaluation", evaluations, kMaxResults);
+  page->AddNewest("checkpoint", checkpoints, kMaxResults);
+}
+
+void AddCause(const v1::FailureCause& cause, Page* page) {
+  std::string where;
+  if (cause.has_rank()) {
+    where =
+        absl::StrCat("rank ", cause.rank(), ", worker ", cause.worker(), ", node ", cause.node(),
+                     ", after iteration ", cause.iteration(), ", epoch ", cause.epoch());
+  }
+  page->Add("first cause", cause.text());
+  if (!where.empty()) page->Add("", where);
+  page->AddNewest("its last lines", {cause.last_log_lines().begin(), cause.last_log_lines().end()},
+                  kMaxLogLines);
+}
+
+}  // namespace
+
+std::vector<std::string> Wrapped(absl::string_view text, int columns) {
+  std::vector<std::string> lines;
+  for (absl::string_view paragraph : absl::StrSplit(text, '\n')) {
+    std::string line;
+    for (absl::string_view word : absl::StrSplit(paragraph, ' ')) {
+      if (!line.empty() && TextColumns(line) + 1 + TextColumns(word) > columns) {
+        lines.push_back(std::move(line));
+        line.clear();
+      }
+      absl::StrAppend(&line, line.empty() ? "" : " ", word);
+    }
+    lines.push_back(std::move(line));
+  }
+  return lines;
+}
+
+std::vector<std::string> MissingLines(absl::string_view missing, size_t most) {
+  std::vector<std::string> lines = absl::StrSplit(missing, "; ");
+  if (lines.size() <= most) return lines;
+  // "ranks 3-5 (node b, worker b/0-2): loading, last sign of life 12 s ago"
+  std::map<std::string, int> by_phase;
+  for (size_t i = most - 1; i < lines.size(); ++i) {
+    const std::vector<std::string> halves = absl::StrSplit(lines[i], absl::MaxSplits("): ", 1));
+    const std::vector<std::string> words = absl::StrSplit(halves.back(), absl::MaxSplits(',', 1));
+    ++by_phase[halves.size() == 2 ? words[0] : "others"];
+  }
+  std::vector<std::string> counts;
+  for (const auto& [phase, count] : by_phase) counts.push_back(absl::StrCat(count, " ", phase));
+  const size_t hidden = lines.size() - (most - 1);
+  lines.resize(most - 1);
+  lines.push_back(
+      absl::StrCat("and ", hidden, " more: ", absl::StrJoin(counts, ", "), " (--verbose)"));
+  return lines;
+}
+
+std::string StatusText(const v1::JobStatus& job, absl::string_view storage_trouble,
+                       const StatusTextOptions& options) {
+  Page page(options);
+  page.Add("job",
+           absl::StrCat(job.job_id(), " (", job.name(), "), ", job.world_size(),
+                        job.world_size() == 1 ? " rank" : " ranks", ", priority ", job.priority()));
+  std::string state = StateName(job.state());
+  if (job.ended()) absl::StrAppend(&state, ", exit code ", job.exit_code());
+  if (job.cancelling() && !job.ended()) absl::StrAppend(&state, ", cancelling");
+  if (job.ended() && !job.workers_released()) absl::StrAppend(&state, ", trainers are leaving");
+  absl::StrAppend(&state, ", epoch ", job.epoch(), ", restarts ", job.restarts());
+  page.Add("state", state);
+  if (!job.reason().empty()) page.Add("reason", job.reason());
+  if (!storage_trouble.empty()) page.Add("storage", storage_trouble);
+  AddTimes(job, &page);
+  if (!job.progress().empty()) page.Add("progress", job.progress());
+  AddWait(job, options, &page);
+  AddTraining(job, &page);
+  if (job.next_evaluation() > 0) {
+    page.Add("next evaluation", absl::StrCat("after iteration ", job.next_evaluation()));
+  }
+  if (job.has_cause()) AddCause(job.cause(), &page);
+  return page.text();
+}
+
+}  // namespace muster

@@ -1,0 +1,28 @@
+// A job's status for people: at most one screen, however many workers it has. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "absl/strings/string_view.h"
+#include "muster/v1/job.pb.h"
+
+namespace muster {
+
+struct StatusTextOptions {
+  bool verbose = false;  // nothing is left out
+  int columns = 80;
+};
+
+// `storage_trouble`: of the coordinator, empty when there is none.
+std::string StatusText(const v1::JobStatus& job, absl::string_view storage_trouble,
+                       const StatusTextOptions& options);
+
+// `text` in lines of at most `columns` characters, broken between words where there are any.
+std::vector<std::string> Wrapped(absl::string_view text, int columns);
+
+// The parts of PhaseWait.missing, one an entry. When there are more than `most`, the last one
+// counts the others by their phase: "and 508 more: 500 loading, 8 start".
+std::vector<std::string> MissingLines(absl::string_view missing, size_t most);
+
+}  // namespace muster
