@@ -31,7 +31,11 @@ absl::StatusOr<Restored> Engine::Restore() {
   const absl::Duration begin = clock_->Steady();
   const auto tail = static_cast<int64_t>(options_.core.jobs.history.max_steps);
   ASSIGN_OR_RETURN(const DurableState state, journal_->Load(tail));
-  RETURN_IF_ERROR(core_.Restore(state, Now()));
+  if (const absl::Status status = core_.Restore(state, Now()); !status.ok()) {
+    return absl::DataLossError(absl::StrCat(
+        journal_->Name(), ": ", status.message(),
+        "; put a backup in its place, or move it away and start again without its jobs"));
+  }
   Restored restored{.num_jobs = core_.jobs().size(),
                     .num_agents = core_.membership().agents().size(),
                     .num_records = state.records.size(),

@@ -29,6 +29,8 @@ class Journal {
   // To be called about once a second, between writes: tidies up. Not OK while it can be written
   // only for a while yet, with what is wrong.
   virtual absl::Status Maintain() { return absl::OkStatus(); }
+  // For messages: its file.
+  virtual std::string Name() const { return "the journal"; }
 };
 
 // `more` happened after what is in `changes`: the last value of a key counts.

@@ -1,13 +1,17 @@
 #include "coordinator/engine/sqlite_journal.h"
 
-#include <algorithm>
+#include <cstdint>
+#include <deque>
+#include <iterator>
 #include <random>
+#include <tuple>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
+#include "common/ckpt/crc32c.h"
 
 namespace muster {
 namespace {
@@ -19,9 +23,23 @@ constexpr char kForgetRecords[] =
 
 constexpr char kTables[] = R"(
   CREATE TABLE meta(key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
-  CREATE TABLE state(key TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT, WITHOUT ROWID;
+  CREATE TABLE state(key TEXT PRIMARY KEY, value TEXT NOT NULL, crc INTEGER NOT NULL)
+    STRICT, WITHOUT ROWID;
   CREATE TABLE ledger(job INTEGER NOT NULL, kind INTEGER NOT NULL, idx INTEGER NOT NULL,
-                      value TEXT NOT NULL, PRIMARY KEY (job, kind, idx)) STRICT, WITHOUT ROWID;)";
+                      value TEXT NOT NULL, crc INTEGER NOT NULL,
+                      PRIMARY KEY (job, kind, idx)) STRICT, WITHOUT ROWID;)";
+
+constexpr char kWhatToDo[] =
+    "; the file is damaged: put a backup in its place, or move it (and its -wal file) away and "
+    "start again without the jobs that it held";
+
+// SQLite's pages carry no checksum, so each row does: CRC-32C of its key, a zero byte, its value.
+int64_t CheckOf(absl::string_view key, absl::string_view value) {
+  return Crc32c(value, Crc32c(absl::string_view("", 1), Crc32c(key)));
+}
+std::string KeyOf(int64_t job, int64_t kind, int64_t index) {
+  return absl::StrCat(job, "/", kind, "/", index);
+}
 
 std::string RandomId() {
   std::random_device random;
@@ -64,22 +82,18 @@ absl::Status SqliteJournal::Prepare() {
   if (tables == "0") RETURN_IF_ERROR(Create());
   RETURN_IF_ERROR(CheckVersion());
   ASSIGN_OR_RETURN(const std::string check, db_->Value("PRAGMA quick_check(1)"));
-  if (check != "ok") {
-    return absl::DataLossError(absl::StrCat(
-        db_->path(), ": ", check, "; the file is damaged: put a backup in its place, or move it ",
-        "(and its -wal file) away and start again without the jobs that it held"));
-  }
+  if (check != "ok") return Damaged(check);
   const std::pair<SqliteStatement*, const char*> statements[] = {
       {&begin_, "BEGIN IMMEDIATE"},
       {&commit_, "COMMIT"},
       {&rollback_, "ROLLBACK"},
-      {&put_, "REPLACE INTO state(key, value) VALUES (?1, ?2)"},
+      {&put_, "REPLACE INTO state(key, value, crc) VALUES (?1, ?2, ?3)"},
       {&erase_, "DELETE FROM state WHERE key = ?1"},
-      {&append_, "REPLACE INTO ledger(job, kind, idx, value) VALUES (?1, ?2, ?3, ?4)"},
+      {&append_, "REPLACE INTO ledger(job, kind, idx, value, crc) VALUES (?1, ?2, ?3, ?4, ?5)"},
       {&forget_records_, kForgetRecords},
       {&forget_ledger_, "DELETE FROM ledger WHERE job = ?1"},
       {&read_ledger_,
-       "SELECT idx, value FROM ledger WHERE job = ?1 AND kind = ?2 AND idx >= ?3 "
+       "SELECT idx, value, crc FROM ledger WHERE job = ?1 AND kind = ?2 AND idx >= ?3 "
        "ORDER BY idx LIMIT ?4"},
   };
   for (const auto& [statement, sql] : statements) {
@@ -106,9 +120,8 @@ absl::Status SqliteJournal::CheckVersion() {
                    db_->Value("SELECT value FROM meta WHERE key = 'version'"));
   int64_t number = 0;
   if (!absl::SimpleAtoi(version, &number) || number < 1) {
-    return absl::DataLossError(
-        absl::StrCat(db_->path(), ": its version \"", absl::CHexEscape(version),
-                     "\" is not a number from 1 on; the file is damaged or not a journal"));
+    return Damaged(
+        absl::StrCat("its version \"", absl::CHexEscape(version), "\" is not a number from 1 on"));
   }
   if (number > kDurableVersion) {
     return absl::FailedPreconditionError(absl::StrCat(
@@ -118,8 +131,8 @@ absl::Status SqliteJournal::CheckVersion() {
   ASSIGN_OR_RETURN(const std::string id,
                    db_->Value("SELECT value FROM meta WHERE key = 'coordinator_id'"));
   if (id.size() != 16) {
-    return absl::DataLossError(absl::StrCat(db_->path(), ": its coordinator_id \"",
-                                            absl::CHexEscape(id), "\" is not 16 hex digits"));
+    return Damaged(
+        absl::StrCat("its coordinator_id \"", absl::CHexEscape(id), "\" is not 16 hex digits"));
   }
   coordinator_id_ = absl::HexStringToBytes(id);
   if (number < kDurableVersion) {  // what is written from now on is of this version
@@ -127,6 +140,10 @@ absl::Status SqliteJournal::CheckVersion() {
         absl::StrCat("UPDATE meta SET value = '", kDurableVersion, "' WHERE key = 'version'")));
   }
   return absl::OkStatus();
+}
+
+absl::Status SqliteJournal::Damaged(absl::string_view what) const {
+  return absl::DataLossError(absl::StrCat(db_->path(), ": ", what, kWhatToDo));
 }
 
 absl::Status SqliteJournal::SetDurability(Durability durability) {
@@ -141,43 +158,55 @@ absl::StatusOr<DurableState> SqliteJournal::Load(int64_t tail) {
   DurableState state;
   ASSIGN_OR_RETURN(
       SqliteStatement records,
-      SqliteStatement::Prepare(db_.get(), "SELECT key, value FROM state ORDER BY key"));
+      SqliteStatement::Prepare(db_.get(), "SELECT key, value, crc FROM state ORDER BY key"));
   while (true) {
     ASSIGN_OR_RETURN(const bool row, records.Step());
     if (!row) break;
-    state.records.push_back({records.Text(0), records.Text(1)});
+    DurableRecord record{records.Text(0), records.Text(1)};
+    if (CheckOf(record.key, *record.value) != records.Int(2)) {
+      return Damaged(absl::StrCat("the record \"", absl::CHexEscape(record.key),
+                                  "\" is not as it was written"));
+    }
+    if (!state.records.empty() && record.key <= state.records.back().key) {
+      return Damaged("the records are not in order");
+    }
+    state.records.push_back(std::move(record));
   }
-  // From one (job, kind) to the next by the key, never over the rows in between.
-  ASSIGN_OR_RETURN(
-      SqliteStatement next,
-      SqliteStatement::Prepare(db_.get(),
-                               "SELECT job, kind FROM ledger WHERE (job, kind) > (?1, ?2) "
-                               "ORDER BY job, kind LIMIT 1"));
-  ASSIGN_OR_RETURN(
-      SqliteStatement newest,
-      SqliteStatement::Prepare(db_.get(),
-                               "SELECT idx, value FROM ledger WHERE job = ?1 AND kind = ?2 "
-                               "ORDER BY idx DESC LIMIT ?3"));
-  int64_t job = INT64_MIN, kind = INT64_MIN;
+  // All rows, though only the newest are wanted: what is out of place would never be found by a
+  // search, so this is where it is noticed.
+  ASSIGN_OR_RETURN(SqliteStatement rows,
+                   SqliteStatement::Prepare(db_.get(),
+                                            "SELECT idx, value, crc, job, kind FROM ledger "
+                                            "ORDER BY job, kind, idx"));
+  auto last = std::tuple<int64_t, int64_t, int64_t>(INT64_MIN, 0, 0);
+  std::deque<LedgerRow> newest;  // of one job and kind
+  const auto take_newest = [&] {
+    std::move(newest.begin(), newest.end(), std::back_inserter(state.ledger));
+    newest.clear();
+  };
   while (true) {
-    ASSIGN_OR_RETURN(const bool found, next.Bind(1, job).Bind(2, kind).Step());
+    ASSIGN_OR_RETURN(const bool found, rows.Step());
     if (!found) break;
-    if (std::pair(next.Int(0), next.Int(1)) <= std::pair(job, kind)) {
-      return absl::DataLossError(absl::StrCat(db_->path(), ": the ledger is not in order"));
+    const std::tuple at(rows.Int(3), rows.Int(4), rows.Int(0));
+    if (at <= last) return Damaged("the ledger is not in order");
+    ASSIGN_OR_RETURN(LedgerRow row, RowOf(std::get<0>(at), std::get<1>(at), rows));
+    if (!newest.empty() && (newest.back().job != row.job || newest.back().kind != row.kind)) {
+      take_newest();
     }
-    job = next.Int(0);
-    kind = next.Int(1);
-    next.Reset();
-    const auto first = static_cast<std::ptrdiff_t>(state.ledger.size());
-    newest.Bind(1, job).Bind(2, kind).Bind(3, tail);
-    while (true) {
-      ASSIGN_OR_RETURN(const bool row, newest.Step());
-      if (!row) break;
-      state.ledger.push_back({job, static_cast<LedgerKind>(kind), newest.Int(0), newest.Text(1)});
-    }
-    std::reverse(state.ledger.begin() + first, state.ledger.end());
+    newest.push_back(std::move(row));
+    if (static_cast<int64_t>(newest.size()) > tail) newest.pop_front();
+    last = at;
   }
+  take_newest();
   return state;
+}
+
+absl::StatusOr<LedgerRow> SqliteJournal::RowOf(int64_t job, int64_t kind,
+                                               const SqliteStatement& statement) const {
+  LedgerRow row{job, static_cast<LedgerKind>(kind), statement.Int(0), statement.Text(1)};
+  const std::string key = KeyOf(job, kind, row.index);
+  if (CheckOf(key, row.value) == statement.Int(2)) return row;
+  return Damaged(absl::StrCat("the ledger's row ", key, " is not as it was written"));
 }
 
 absl::StatusOr<std::vector<LedgerRow>> SqliteJournal::ReadLedger(int64_t job, LedgerKind kind,
@@ -187,7 +216,12 @@ absl::StatusOr<std::vector<LedgerRow>> SqliteJournal::ReadLedger(int64_t job, Le
   while (true) {
     ASSIGN_OR_RETURN(const bool row, read_ledger_.Step());
     if (!row) return rows;
-    rows.push_back({job, kind, read_ledger_.Int(0), read_ledger_.Text(1)});
+    absl::StatusOr<LedgerRow> entry = RowOf(job, static_cast<int64_t>(kind), read_ledger_);
+    if (!entry.ok()) {
+      read_ledger_.Reset();
+      return entry.status();
+    }
+    rows.push_back(*std::move(entry));
   }
 }
 
@@ -216,17 +250,22 @@ absl::Status SqliteJournal::Transact(const DurableChanges& changes) {
 absl::Status SqliteJournal::Apply(const DurableChanges& changes) {
   for (const DurableRecord& record : changes.records) {
     if (record.value.has_value()) {
-      RETURN_IF_ERROR(put_.Bind(1, record.key).Bind(2, *record.value).Run());
+      RETURN_IF_ERROR(put_.Bind(1, record.key)
+                          .Bind(2, *record.value)
+                          .Bind(3, CheckOf(record.key, *record.value))
+                          .Run());
     } else {
       RETURN_IF_ERROR(erase_.Bind(1, record.key).Run());
     }
   }
   for (const LedgerRow& row : changes.ledger) {
-    RETURN_IF_ERROR(append_.Bind(1, row.job)
-                        .Bind(2, static_cast<int64_t>(row.kind))
-                        .Bind(3, row.index)
-                        .Bind(4, row.value)
-                        .Run());
+    RETURN_IF_ERROR(
+        append_.Bind(1, row.job)
+            .Bind(2, static_cast<int64_t>(row.kind))
+            .Bind(3, row.index)
+            .Bind(4, row.value)
+            .Bind(5, CheckOf(KeyOf(row.job, static_cast<int64_t>(row.kind), row.index), row.value))
+            .Run());
   }
   for (const int64_t job : changes.forgotten_jobs) RETURN_IF_ERROR(Forget(job));
   return absl::OkStatus();

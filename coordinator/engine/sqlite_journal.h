@@ -1,8 +1,8 @@
 // The journal in one SQLite file with a write-ahead log. Not thread-safe.
 //
-//   meta(key, value)                version, coordinator_id, created_by
-//   state(key, value)               the records
-//   ledger(job, kind, idx, value)   the rows of jobs
+//   meta(key, value)                     version, coordinator_id, created_by
+//   state(key, value, crc)               the records
+//   ledger(job, kind, idx, value, crc)   the rows of jobs
 //
 // Durability: a decision's transaction is synced before Write returns; a report's is in the
 // system's hands then, and on the disk with the next decision or Sync(). The log is moved into the
@@ -45,6 +45,7 @@ class SqliteJournal final : public Journal {
                                                     int64_t limit) override;
   absl::Status Sync() override;
   absl::Status Maintain() override;
+  std::string Name() const override { return options_.path; }
 
   // Eight random bytes, drawn when the file was made.
   const std::string& coordinator_id() const { return coordinator_id_; }
@@ -57,6 +58,10 @@ class SqliteJournal final : public Journal {
   absl::Status Prepare();
   absl::Status Create();
   absl::Status CheckVersion();
+  absl::Status Damaged(absl::string_view what) const;
+  // From the columns index, value, check.
+  absl::StatusOr<LedgerRow> RowOf(int64_t job, int64_t kind,
+                                  const SqliteStatement& statement) const;
   absl::Status Transact(const DurableChanges& changes);
   absl::Status Apply(const DurableChanges& changes);
   absl::Status Forget(int64_t job);

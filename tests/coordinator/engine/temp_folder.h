@@ -1,4 +1,5 @@
-// A folder that removes itself.
+// A folder that removes itself; in memory where the system has such a place, since nothing here
+// depends on what survives a power cut.
 #pragma once
 
 #include <stdlib.h>
@@ -11,8 +12,12 @@ namespace muster {
 class TempFolder {
  public:
   TempFolder() {
-    std::string pattern = std::filesystem::temp_directory_path() / "muster-engine-XXXXXX";
-    path_ = mkdtemp(pattern.data());
+    std::string pattern = "/dev/shm/muster-engine-XXXXXX";
+    if (mkdtemp(pattern.data()) == nullptr) {
+      pattern = std::filesystem::temp_directory_path() / "muster-engine-XXXXXX";
+      if (mkdtemp(pattern.data()) == nullptr) std::abort();
+    }
+    path_ = pattern;
   }
   ~TempFolder() {
     std::error_code ignored;
