@@ -3,13 +3,14 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/rpc/address.h"
 #include "common/rpc/convert.h"
 #include "coordinator/server/agent_convert.h"
 
 namespace muster {
 
-AgentStream::AgentStream(StreamId id, Engine* engine, AgentStreams* streams)
-    : id_(id), engine_(engine), streams_(streams) {}
+AgentStream::AgentStream(StreamId id, std::string address, AgentStreams* streams)
+    : id_(id), address_(std::move(address)), streams_(streams) {}
 
 void AgentStream::Begin() { Read(); }
 
@@ -25,20 +26,55 @@ void AgentStream::OnReadDone(bool ok) {
     End(absl::CancelledError("the agent has closed its stream"));
     return;
   }
+  if (request_.has_heartbeat() && said_hello_) {
+    Note(request_.heartbeat());
+    return;
+  }
   absl::StatusOr<Event> event = EventOf(request_);
   if (!event.ok()) {
     End(event.status());
     return;
   }
-  const auto self = streams_->Find(id_);  // alive until the engine has answered
-  const absl::Status posted = engine_->Post(*std::move(event), [self](const Outcome& outcome) {
-    if (outcome.status.ok()) {
-      self->Read();
-    } else {
-      self->End(outcome.status);
-    }
-  });
+  request_.Clear();  // a batch may be large, and the stream is idle for most of its life
+  const absl::Status posted = streams_->engine_->Post(
+      *std::move(event), [self = shared_from_this()](const Outcome& outcome) {
+        if (outcome.status.ok()) {
+          self->Read();
+        } else {
+          self->End(outcome.status);
+        }
+      });
   if (!posted.ok()) End(posted);
+}
+
+void AgentStream::Note(const v1::Heartbeat& heartbeat) {
+  bool first = false;
+  {
+    MutexLock lock(&mu_);
+    newest_.stream = id_;
+    newest_.sequence = heartbeat.sequence();
+    newest_.progress.resize(heartbeat.progress_size());
+    for (int i = 0; i < heartbeat.progress_size(); ++i) {
+      const v1::TrainerProgress& from = heartbeat.progress(i);
+      newest_.progress[i].job_id = from.job_id();
+      newest_.progress[i].epoch = from.epoch();
+      newest_.progress[i].iteration = from.iteration();
+    }
+    first = heartbeats_noted_++ == 0;
+    reading_held_ = heartbeats_noted_ >= streams_->limits_.max_heartbeats_per_tick;
+    if (!reading_held_ && !finished_ && !end_.has_value()) StartRead(&request_);
+  }
+  // Last: from here on the engine may be done with this heartbeat at any moment.
+  streams_->num_heartbeats_.fetch_add(1, std::memory_order_relaxed);
+  if (first) streams_->NoteHeartbeatOf(shared_from_this());
+}
+
+void AgentStream::TakeHeartbeat(std::vector<Heartbeat>* heartbeats) {
+  MutexLock lock(&mu_);
+  if (finished_ || end_.has_value()) return;
+  heartbeats->push_back(newest_);
+  heartbeats_noted_ = 0;
+  if (std::exchange(reading_held_, false)) StartRead(&request_);
 }
 
 absl::StatusOr<Event> AgentStream::EventOf(const v1::ConnectRequest& request) {
@@ -50,13 +86,6 @@ absl::StatusOr<Event> AgentStream::EventOf(const v1::ConnectRequest& request) {
   switch (request.message_case()) {
     case v1::ConnectRequest::kHello:
       return OpenStream{request.hello().incarnation(), id_};
-    case v1::ConnectRequest::kHeartbeat: {
-      Heartbeat heartbeat{.stream = id_, .sequence = request.heartbeat().sequence()};
-      for (const auto& progress : request.heartbeat().progress()) {
-        heartbeat.progress.push_back({progress.job_id(), progress.epoch(), progress.iteration()});
-      }
-      return heartbeat;
-    }
     case v1::ConnectRequest::kGoodbye:
       return LeaveAgent{id_, request.goodbye().reason()};
     case v1::ConnectRequest::kReports: {
@@ -64,6 +93,7 @@ absl::StatusOr<Event> AgentStream::EventOf(const v1::ConnectRequest& request) {
       if (!batch.ok()) return batch.status();
       return *std::move(batch);
     }
+    case v1::ConnectRequest::kHeartbeat:  // see Note
     case v1::ConnectRequest::MESSAGE_NOT_SET:
       break;
   }
@@ -74,16 +104,19 @@ void AgentStream::Send(const AgentMessage& message) {
   v1::ConnectResponse response = ToProto(message);
   MutexLock lock(&mu_);
   if (finished_ || end_.has_value()) return;
-  if (queue_.size() >= kMaxQueued) {
-    end_ = absl::ResourceExhaustedError(
-        absl::StrCat(queue_.size(), " messages wait: this agent does not read its stream"));
-    FinishIfIdle();
+  if (!writing_) {
+    queue_.push_back(std::move(response));
+    writing_ = true;
+    StartWrite(&queue_.front());
     return;
   }
+  queued_bytes_ += response.ByteSizeLong();
   queue_.push_back(std::move(response));
-  if (writing_) return;
-  writing_ = true;
-  StartWrite(&queue_.front());
+  if (queue_.size() <= kMaxQueued && queued_bytes_ <= kMaxQueuedBytes) return;
+  end_ = absl::ResourceExhaustedError(
+      absl::StrCat(queue_.size(), " messages of ", queued_bytes_, " bytes wait, of at most ",
+                   kMaxQueued, " and ", kMaxQueuedBytes, ": this agent does not read its stream"));
+  FinishIfIdle();
 }
 
 void AgentStream::OnWriteDone(bool ok) {
@@ -92,8 +125,10 @@ void AgentStream::OnWriteDone(bool ok) {
   queue_.pop_front();
   if (!ok && !end_.has_value()) end_ = absl::CancelledError("the agent has gone");
   if (end_.has_value()) {
+    queue_.clear();
     FinishIfIdle();
   } else if (!queue_.empty()) {
+    queued_bytes_ -= queue_.front().ByteSizeLong();
     writing_ = true;
     StartWrite(&queue_.front());
   }
@@ -103,6 +138,12 @@ void AgentStream::End(const absl::Status& status) {
   MutexLock lock(&mu_);
   if (!end_.has_value()) end_ = status;
   FinishIfIdle();
+}
+
+void AgentStream::EndUnlessGreeted(absl::Duration limit) {
+  if (said_hello_) return;
+  End(absl::DeadlineExceededError(
+      absl::StrCat("no hello within ", absl::FormatDuration(limit), " of the stream's opening")));
 }
 
 void AgentStream::FinishIfIdle() {
@@ -117,8 +158,9 @@ void AgentStream::PostClose() {
     if (close_posted_) return;
     close_posted_ = true;
   }
+  if (!said_hello_) return;  // the engine has never heard of it
   // Refused only when the engine is full or has stopped; then silence says the same, later.
-  (void)engine_->Post(CloseStream{id_}, nullptr);
+  (void)streams_->engine_->Post(CloseStream{id_}, nullptr);
 }
 
 void AgentStream::OnCancel() {
@@ -128,19 +170,41 @@ void AgentStream::OnCancel() {
 
 void AgentStream::OnDone() {
   PostClose();
-  streams_->Remove(id_);
+  streams_->Remove(*this);  // gone, unless somebody holds it still
 }
 
-AgentStream* AgentStreams::Open(Engine* engine) {
+AgentStream* AgentStreams::Open(const std::string& peer) {
   std::shared_ptr<AgentStream> stream;
+  absl::Status admitted;
   {
     MutexLock lock(&mu_);
     const StreamId id = next_++;
-    stream = std::make_shared<AgentStream>(id, engine, this);
+    stream = std::make_shared<AgentStream>(id, PeerHost(peer), this);
+    admitted = Admit(stream->address());
     streams_[id] = stream;
+    ++of_address_[stream->address()];
+    opened_.push_back({id, clock_->Steady() + limits_.hello_limit});
   }
-  stream->Begin();
+  if (admitted.ok()) {
+    stream->Begin();
+  } else {
+    stream->End(admitted);
+  }
   return stream.get();
+}
+
+absl::Status AgentStreams::Admit(const std::string& address) {
+  if (streams_.size() >= static_cast<size_t>(limits_.max_streams)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "streams of agents: ", streams_.size(), " are open, of at most ", limits_.max_streams));
+  }
+  const auto found = of_address_.find(address);
+  if (found != of_address_.end() && found->second >= limits_.max_streams_per_address) {
+    return absl::ResourceExhaustedError(absl::StrCat("streams of agents at ", address, ": ",
+                                                     found->second, " are open, of at most ",
+                                                     limits_.max_streams_per_address));
+  }
+  return absl::OkStatus();
 }
 
 std::shared_ptr<AgentStream> AgentStreams::Find(StreamId id) {
@@ -149,13 +213,47 @@ std::shared_ptr<AgentStream> AgentStreams::Find(StreamId id) {
   return found == streams_.end() ? nullptr : found->second;
 }
 
-void AgentStreams::Remove(StreamId id) {
-  std::shared_ptr<AgentStream> last;  // destroyed outside of the lock
+void AgentStreams::Remove(const AgentStream& stream) {
+  std::shared_ptr<AgentStream> removed;  // let go of outside of the lock
   MutexLock lock(&mu_);
-  const auto found = streams_.find(id);
+  const auto found = streams_.find(stream.id());
   if (found == streams_.end()) return;
-  last = std::move(found->second);
+  removed = std::move(found->second);
   streams_.erase(found);
+  const auto of_address = of_address_.find(stream.address());
+  if (--of_address->second == 0) of_address_.erase(of_address);
+}
+
+void AgentStreams::NoteHeartbeatOf(std::shared_ptr<AgentStream> stream) {
+  MutexLock lock(&beats_mu_);
+  with_heartbeat_.push_back(std::move(stream));
+}
+
+void AgentStreams::Collect(std::vector<Heartbeat>* heartbeats) {
+  {
+    MutexLock lock(&beats_mu_);
+    collecting_.swap(with_heartbeat_);
+  }
+  for (const auto& stream : collecting_) stream->TakeHeartbeat(heartbeats);
+  collecting_.clear();
+
+  const absl::Duration now = clock_->Steady();
+  while (true) {
+    std::shared_ptr<AgentStream> overdue;
+    {
+      MutexLock lock(&mu_);
+      if (opened_.empty() || opened_.front().hello_until > now) return;
+      const auto found = streams_.find(opened_.front().id);
+      if (found != streams_.end()) overdue = found->second;
+      opened_.pop_front();
+    }
+    if (overdue != nullptr) overdue->EndUnlessGreeted(limits_.hello_limit);
+  }
+}
+
+int AgentStreams::num_open() {
+  MutexLock lock(&mu_);
+  return static_cast<int>(streams_.size());
 }
 
 void AgentStreams::EndAll(const absl::Status& status) {

@@ -3,7 +3,6 @@
 #include "common/rpc/convert.h"
 #include "common/runtime/log.h"
 #include "coordinator/server/job_convert.h"
-#include "coordinator/server/unary_call.h"
 #include "coordinator/server/watch.h"
 
 namespace muster {
@@ -25,36 +24,36 @@ CancelMode FromProto(v1::CancelMode mode) {
 grpc::ServerUnaryReactor* JobServiceImpl::SubmitJob(grpc::CallbackServerContext* context,
                                                     const v1::SubmitJobRequest* request,
                                                     v1::SubmitJobResponse* response) {
-  const auto call = UnaryCall::New();
-  const absl::Status posted =
-      engine_->Post(muster::SubmitJob{.spec_json = request->spec_json(),
-                                      .idempotency_key = request->idempotency_key()},
-                    [call, response](const Outcome& outcome) {
-                      if (!call->Claim()) return;
-                      if (const auto* reply = std::get_if<SubmitReply>(&outcome.reply)) {
-                        response->set_job_id(reply->job_id);
-                        for (const SpecProblem& problem : reply->problems) {
-                          v1::SpecProblem* to = response->add_problems();
-                          to->set_field(problem.field);
-                          to->set_value(problem.value);
-                          to->set_message(problem.message);
-                        }
-                        if (!reply->job_id.empty()) {
-                          MUSTER_LOG(kInfo) << "job submitted job=" << reply->job_id;
-                        }
-                      }
-                      call->Finish(ToGrpc(outcome.status));
-                    });
-  if (!posted.ok()) call->Answer(posted);
+  const auto call = gate_->Begin(context, "/muster.v1.JobService/SubmitJob");
+  gate_->Post(call,
+              muster::SubmitJob{.spec_json = request->spec_json(),
+                                .idempotency_key = request->idempotency_key()},
+              [call, response](const Outcome& outcome) {
+                if (!call->Claim()) return;
+                if (const auto* reply = std::get_if<SubmitReply>(&outcome.reply)) {
+                  response->set_job_id(reply->job_id);
+                  for (const SpecProblem& problem : reply->problems) {
+                    v1::SpecProblem* to = response->add_problems();
+                    to->set_field(problem.field);
+                    to->set_value(problem.value);
+                    to->set_message(problem.message);
+                  }
+                  if (!reply->job_id.empty()) {
+                    MUSTER_LOG(kInfo) << "job submitted job=" << reply->job_id;
+                  }
+                }
+                call->Finish(ToGrpc(outcome.status));
+              });
   return call.get();
 }
 
 grpc::ServerUnaryReactor* JobServiceImpl::CancelJob(grpc::CallbackServerContext* context,
                                                     const v1::CancelJobRequest* request,
                                                     v1::CancelJobResponse* response) {
-  const auto call = UnaryCall::New();
+  const auto call = gate_->Begin(context, "/muster.v1.JobService/CancelJob");
   const std::string& job_id = request->job_id();
-  const absl::Status posted = engine_->Post(
+  gate_->Post(
+      call,
       muster::CancelJob{
           .job_id = job_id, .reason = request->reason(), .mode = FromProto(request->mode())},
       [this, call, response, job_id](const Outcome& outcome) {
@@ -63,22 +62,21 @@ grpc::ServerUnaryReactor* JobServiceImpl::CancelJob(grpc::CallbackServerContext*
           return;
         }
         WatchJob(
-            engine_, call, job_id, absl::ZeroDuration(), [](const JobMachine&) { return true; },
+            gate_, call, job_id, absl::ZeroDuration(), [](const JobMachine&) { return true; },
             [response](const JobMachine& job) {
               *response->mutable_job() = ToProto(job, JobDetail::kFull);
               return absl::OkStatus();
             });
       });
-  if (!posted.ok()) call->Answer(posted);
   return call.get();
 }
 
 grpc::ServerUnaryReactor* JobServiceImpl::ListJobs(grpc::CallbackServerContext* context,
                                                    const v1::ListJobsRequest* request,
                                                    v1::ListJobsResponse* response) {
-  const auto call = UnaryCall::New();
-  const absl::Status posted = engine_->Read(
-      [call, response](const absl::Status& status, const Coordinator& core, absl::Time now) {
+  const auto call = gate_->Begin(context, "/muster.v1.JobService/ListJobs");
+  gate_->Read(
+      call, [call, response](const absl::Status& status, const Coordinator& core, absl::Time now) {
         if (!call->Claim()) return;
         for (const auto& [sequence, job] : core.jobs()) {
           *response->add_jobs() = ToProto(*job, JobDetail::kSummary);
@@ -86,17 +84,16 @@ grpc::ServerUnaryReactor* JobServiceImpl::ListJobs(grpc::CallbackServerContext* 
         if (!core.storage().writable) response->set_storage_trouble(core.storage().reason);
         call->Finish(ToGrpc(status));
       });
-  if (!posted.ok()) call->Answer(posted);
   return call.get();
 }
 
 grpc::ServerUnaryReactor* JobServiceImpl::GetJob(grpc::CallbackServerContext* context,
                                                  const v1::GetJobRequest* request,
                                                  v1::GetJobResponse* response) {
-  const auto call = UnaryCall::New();
+  const auto call = gate_->Begin(context, "/muster.v1.JobService/GetJob", CallGate::Kind::kMayWait);
   const int64_t known = request->known_version();
   WatchJobAndCore(
-      engine_, call, request->job_id(), muster::FromProto(request->wait()),
+      gate_, call, request->job_id(), muster::FromProto(request->wait()),
       [known](const JobMachine& job) { return job.version() > known; },
       [known, response](const JobMachine& job, const Coordinator& core) {
         *response->mutable_job() = ToProto(job, JobDetail::kFull);
@@ -110,10 +107,9 @@ grpc::ServerUnaryReactor* JobServiceImpl::GetJob(grpc::CallbackServerContext* co
 grpc::ServerUnaryReactor* JobServiceImpl::GetTopology(grpc::CallbackServerContext* context,
                                                       const v1::GetTopologyRequest* request,
                                                       v1::GetTopologyResponse* response) {
-  const auto call = UnaryCall::New();
+  const auto call = gate_->Begin(context, "/muster.v1.JobService/GetTopology");
   WatchJob(
-      engine_, call, request->job_id(), absl::ZeroDuration(),
-      [](const JobMachine&) { return true; },
+      gate_, call, request->job_id(), absl::ZeroDuration(), [](const JobMachine&) { return true; },
       [response](const JobMachine& job) {
         FillTopology(job, response);
         return absl::OkStatus();
@@ -124,13 +120,14 @@ grpc::ServerUnaryReactor* JobServiceImpl::GetTopology(grpc::CallbackServerContex
 grpc::ServerUnaryReactor* JobServiceImpl::ReadLogs(grpc::CallbackServerContext* context,
                                                    const v1::ReadLogsRequest* request,
                                                    v1::ReadLogsResponse* response) {
-  const auto call = UnaryCall::New();
+  const auto call =
+      gate_->Begin(context, "/muster.v1.JobService/ReadLogs", CallGate::Kind::kMayWait);
   const int rank = request->has_rank() ? request->rank() : -1;
   const bool bad_rank = request->has_rank() && rank < 0;
   const int64_t since = request->since();
   const size_t limit = PageSize(request->limit());
   WatchJob(
-      engine_, call, request->job_id(), muster::FromProto(request->wait()),
+      gate_, call, request->job_id(), muster::FromProto(request->wait()),
       [=](const JobMachine& job) {
         return bad_rank || rank >= job.world_size() || job.released() ||
                !job.history().Logs(rank, since, 1).empty();

@@ -1,14 +1,14 @@
 // JobService: submit, follow and cancel jobs.
 #pragma once
 
-#include "coordinator/engine/engine.h"
+#include "coordinator/server/call_gate.h"
 #include "muster/v1/job.grpc.pb.h"
 
 namespace muster {
 
 class JobServiceImpl final : public v1::JobService::CallbackService {
  public:
-  explicit JobServiceImpl(Engine* engine) : engine_(engine) {}
+  explicit JobServiceImpl(CallGate* gate) : gate_(gate) {}
 
   grpc::ServerUnaryReactor* SubmitJob(grpc::CallbackServerContext* context,
                                       const v1::SubmitJobRequest* request,
@@ -30,7 +30,7 @@ class JobServiceImpl final : public v1::JobService::CallbackService {
                                      v1::ReadLogsResponse* response) override;
 
  private:
-  Engine* const engine_;
+  CallGate* const gate_;
 };
 
 }  // namespace muster

@@ -7,14 +7,13 @@
 #include "common/runtime/log.h"
 #include "common/topology/placement.h"
 #include "coordinator/server/agent_convert.h"
-#include "coordinator/server/unary_call.h"
 
 namespace muster {
 
 grpc::ServerUnaryReactor* MembershipServiceImpl::Register(grpc::CallbackServerContext* context,
                                                           const v1::RegisterRequest* request,
                                                           v1::RegisterResponse* response) {
-  const auto call = UnaryCall::New();
+  const auto call = gate_->Begin(context, "/muster.v1.MembershipService/Register");
   const std::string observed = PeerHost(context->peer());
   auto agent = FromProto(*request, observed);
   if (!agent.ok()) {
@@ -22,8 +21,8 @@ grpc::ServerUnaryReactor* MembershipServiceImpl::Register(grpc::CallbackServerCo
     return call.get();
   }
   const std::string who = request->node();
-  const absl::Status posted = engine_->Post(
-      *std::move(agent), [this, call, response, observed, who](const Outcome& outcome) {
+  gate_->Post(
+      call, *std::move(agent), [this, call, response, observed, who](const Outcome& outcome) {
         if (outcome.status.ok()) {
           MUSTER_LOG(kInfo) << "agent registered node=" << who << " address=" << observed;
         } else {
@@ -40,48 +39,46 @@ grpc::ServerUnaryReactor* MembershipServiceImpl::Register(grpc::CallbackServerCo
         }
         call->Finish(ToGrpc(outcome.status));
       });
-  if (!posted.ok()) call->Answer(posted);
   return call.get();
 }
 
 grpc::ServerBidiReactor<v1::ConnectRequest, v1::ConnectResponse>* MembershipServiceImpl::Connect(
     grpc::CallbackServerContext* context) {
-  return streams_->Open(engine_);
+  return streams_->Open(context->peer());
 }
 
 grpc::ServerUnaryReactor* MembershipServiceImpl::DrainWorker(grpc::CallbackServerContext* context,
                                                              const v1::DrainWorkerRequest* request,
                                                              v1::DrainWorkerResponse* response) {
-  const auto call = UnaryCall::New();
+  const auto call = gate_->Begin(context, "/muster.v1.MembershipService/DrainWorker");
   const std::string& name = request->worker();
-  const absl::Status posted = engine_->Post(
-      muster::DrainWorker{.worker = name, .undo = request->undo()},
-      [this, call, response, name](const Outcome& outcome) {
-        if (!outcome.status.ok()) {
-          call->Answer(outcome.status);
-          return;
-        }
-        const auto fill = [call, response, name](const absl::Status& status,
-                                                 const Coordinator& core, absl::Time now) {
-          const Worker* worker = core.membership().FindWorker(name);
-          if (!call->Claim()) return;
-          if (worker != nullptr) {
-            *response->mutable_worker() = ToProto(*worker, *core.membership().AgentOf(name), now);
-          }
-          call->Finish(ToGrpc(status));
-        };
-        if (const absl::Status read = engine_->Read(fill); !read.ok()) call->Answer(read);
-      });
-  if (!posted.ok()) call->Answer(posted);
+  gate_->Post(call, muster::DrainWorker{.worker = name, .undo = request->undo()},
+              [this, call, response, name](const Outcome& outcome) {
+                if (!outcome.status.ok()) {
+                  call->Answer(outcome.status);
+                  return;
+                }
+                const auto fill = [call, response, name](const absl::Status& status,
+                                                         const Coordinator& core, absl::Time now) {
+                  const Worker* worker = core.membership().FindWorker(name);
+                  if (!call->Claim()) return;
+                  if (worker != nullptr) {
+                    *response->mutable_worker() =
+                        ToProto(*worker, *core.membership().AgentOf(name), now);
+                  }
+                  call->Finish(ToGrpc(status));
+                };
+                gate_->Read(call, fill);
+              });
   return call.get();
 }
 
 grpc::ServerUnaryReactor* MembershipServiceImpl::ListWorkers(grpc::CallbackServerContext* context,
                                                              const v1::ListWorkersRequest* request,
                                                              v1::ListWorkersResponse* response) {
-  const auto call = UnaryCall::New();
-  const absl::Status posted = engine_->Read(
-      [call, response](const absl::Status& status, const Coordinator& core, absl::Time now) {
+  const auto call = gate_->Begin(context, "/muster.v1.MembershipService/ListWorkers");
+  gate_->Read(
+      call, [call, response](const absl::Status& status, const Coordinator& core, absl::Time now) {
         if (!call->Claim()) return;
         for (const auto& [name, worker] : core.membership().workers()) {
           *response->add_workers() = ToProto(worker, *core.membership().AgentOf(name), now);
@@ -93,7 +90,6 @@ grpc::ServerUnaryReactor* MembershipServiceImpl::ListWorkers(grpc::CallbackServe
                   });
         call->Finish(ToGrpc(status));
       });
-  if (!posted.ok()) call->Answer(posted);
   return call.get();
 }
 

@@ -2,8 +2,8 @@
 // engine.
 #pragma once
 
-#include "coordinator/engine/engine.h"
 #include "coordinator/server/agent_stream.h"
+#include "coordinator/server/call_gate.h"
 #include "muster/v1/membership.grpc.pb.h"
 
 namespace muster {
@@ -11,8 +11,8 @@ namespace muster {
 class MembershipServiceImpl final : public v1::MembershipService::CallbackService {
  public:
   // `coordinator_id`: see RegisterResponse.
-  MembershipServiceImpl(Engine* engine, AgentStreams* streams, std::string coordinator_id)
-      : engine_(engine), streams_(streams), coordinator_id_(std::move(coordinator_id)) {}
+  MembershipServiceImpl(CallGate* gate, AgentStreams* streams, std::string coordinator_id)
+      : gate_(gate), streams_(streams), coordinator_id_(std::move(coordinator_id)) {}
 
   grpc::ServerUnaryReactor* Register(grpc::CallbackServerContext* context,
                                      const v1::RegisterRequest* request,
@@ -27,7 +27,7 @@ class MembershipServiceImpl final : public v1::MembershipService::CallbackServic
                                         v1::ListWorkersResponse* response) override;
 
  private:
-  Engine* const engine_;
+  CallGate* const gate_;
   AgentStreams* const streams_;
   const std::string coordinator_id_;
 };

@@ -55,42 +55,40 @@ void WaitingCalls::AnswerAll(const absl::Status& status) {
 grpc::ServerUnaryReactor* RendezvousServiceImpl::SetKey(grpc::CallbackServerContext* context,
                                                         const v1::SetKeyRequest* request,
                                                         v1::SetKeyResponse* response) {
-  const auto call = UnaryCall::New();
-  const absl::Status posted =
-      engine_->Post(muster::SetKey{.job_id = request->job_id(),
-                                   .epoch = request->epoch(),
-                                   .key = request->key(),
-                                   .value = request->value()},
-                    [call](const Outcome& outcome) { call->Answer(outcome.status); });
-  if (!posted.ok()) call->Answer(posted);
+  const auto call = gate_->Begin(context, "/muster.v1.RendezvousService/SetKey");
+  gate_->Post(call,
+              muster::SetKey{.job_id = request->job_id(),
+                             .epoch = request->epoch(),
+                             .key = request->key(),
+                             .value = request->value()},
+              [call](const Outcome& outcome) { call->Answer(outcome.status); });
   return call.get();
 }
 
 grpc::ServerUnaryReactor* RendezvousServiceImpl::WaitPrefix(grpc::CallbackServerContext* context,
                                                             const v1::WaitPrefixRequest* request,
                                                             v1::WaitPrefixResponse* response) {
+  const auto call =
+      gate_->Begin(context, "/muster.v1.RendezvousService/WaitPrefix", CallGate::Kind::kMayWait);
+  if (call->claimed()) return call.get();  // refused
   const WaitToken token = waiting_->NextToken();
-  const auto call = UnaryCall::New([this, token] {
+  call->OnCancelled([this, token] {
     waiting_->Remove(token);
-    (void)engine_->Post(CancelWait{token}, nullptr);  // else it ends with its limit
+    gate_->PostAside(CancelWait{token});  // else it ends with its limit
   });
   waiting_->Add(token, {call, response});
-  const absl::Status posted =
-      engine_->Post(muster::WaitPrefix{.token = token,
-                                       .job_id = request->job_id(),
-                                       .epoch = request->epoch(),
-                                       .prefix = request->prefix(),
-                                       .count = request->count(),
-                                       .limit = FromProto(request->limit())},
-                    [this, call, token](const Outcome& outcome) {
-                      if (outcome.status.ok()) return;
-                      waiting_->Remove(token);
-                      call->Answer(outcome.status);
-                    });
-  if (!posted.ok()) {
-    waiting_->Remove(token);
-    call->Answer(posted);
-  }
+  gate_->Post(call,
+              muster::WaitPrefix{.token = token,
+                                 .job_id = request->job_id(),
+                                 .epoch = request->epoch(),
+                                 .prefix = request->prefix(),
+                                 .count = request->count(),
+                                 .limit = FromProto(request->limit())},
+              [this, call, token](const Outcome& outcome) {
+                if (outcome.status.ok()) return;
+                waiting_->Remove(token);
+                call->Answer(outcome.status);
+              });
   return call.get();
 }
 

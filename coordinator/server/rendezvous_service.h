@@ -4,8 +4,7 @@
 #include <map>
 #include <memory>
 
-#include "coordinator/engine/engine.h"
-#include "coordinator/server/unary_call.h"
+#include "coordinator/server/call_gate.h"
 #include "muster/v1/rendezvous.grpc.pb.h"
 
 namespace muster {
@@ -31,8 +30,7 @@ class WaitingCalls {
 
 class RendezvousServiceImpl final : public v1::RendezvousService::CallbackService {
  public:
-  RendezvousServiceImpl(Engine* engine, WaitingCalls* waiting)
-      : engine_(engine), waiting_(waiting) {}
+  RendezvousServiceImpl(CallGate* gate, WaitingCalls* waiting) : gate_(gate), waiting_(waiting) {}
 
   grpc::ServerUnaryReactor* SetKey(grpc::CallbackServerContext* context,
                                    const v1::SetKeyRequest* request,
@@ -42,7 +40,7 @@ class RendezvousServiceImpl final : public v1::RendezvousService::CallbackServic
                                        v1::WaitPrefixResponse* response) override;
 
  private:
-  Engine* const engine_;
+  CallGate* const gate_;
   WaitingCalls* const waiting_;
 };
 

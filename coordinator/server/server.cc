@@ -65,21 +65,39 @@ absl::StatusOr<HostPort> HttpAddress(const ServerOptions& options) {
                    "on 127.0.0.1, with a proxy that checks its callers where others must see it"));
 }
 
+// Connections that ask for nothing must cost little, and not for ever.
+void LimitConnections(grpc::ServerBuilder* builder) {
+  builder->AddChannelArgument(GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, 10'000);
+  builder->AddChannelArgument(GRPC_ARG_MAX_CONNECTION_IDLE_MS, 300'000);  // without a call
+  builder->AddChannelArgument(GRPC_ARG_MAX_METADATA_SIZE, 8 << 10);
+  // Half-open connections: agents' silence is noticed sooner, by their heartbeats.
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIME_MS, 60'000);
+  builder->AddChannelArgument(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 20'000);
+}
+
 }  // namespace
 
 struct CoordinatorServer::Impl {
   Impl(const ServerOptions& options, Clock* clock)
-      : sink(&streams, &waiting),
-        engine(options.engine, clock, &sink),
-        membership(&engine, &streams, RandomBytes(8)),
-        rendezvous(&engine, &waiting),
-        jobs(&engine),
-        training(&engine) {}
+      : streams(options.limits, clock),
+        sink(&streams, &waiting),
+        engine(options.engine, clock, &sink, options.journal),
+        gate(options.limits, &engine, clock),
+        membership(&gate, &streams,
+                   options.coordinator_id.empty() ? RandomBytes(8) : options.coordinator_id),
+        rendezvous(&gate, &waiting),
+        jobs(&gate),
+        training(&gate) {
+    streams.SetEngine(&engine);
+    engine.SetHeartbeatSource(
+        [this](std::vector<Heartbeat>* heartbeats) { streams.Collect(heartbeats); });
+  }
 
   AgentStreams streams;
   WaitingCalls waiting;
   CallSink sink;
   Engine engine;
+  CallGate gate;
   MembershipServiceImpl membership;
   RendezvousServiceImpl rendezvous;
   JobServiceImpl jobs;
@@ -87,6 +105,7 @@ struct CoordinatorServer::Impl {
   std::unique_ptr<HttpServer> http;
   std::unique_ptr<grpc::Server> grpc;  // goes first: no call is left when the services go
   std::string address, http_address;
+  Restored restored;
 };
 
 CoordinatorServer::CoordinatorServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -95,11 +114,15 @@ CoordinatorServer::~CoordinatorServer() { Stop(); }
 
 const std::string& CoordinatorServer::address() const { return impl_->address; }
 const std::string& CoordinatorServer::http_address() const { return impl_->http_address; }
+const Restored& CoordinatorServer::restored() const { return impl_->restored; }
 
 absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
     const ServerOptions& options, Clock* clock) {
   ASSIGN_OR_RETURN(HostPort listen, GrpcAddress(options));
   auto impl = std::make_unique<Impl>(options, clock);
+  if (options.journal != nullptr) {
+    ASSIGN_OR_RETURN(impl->restored, impl->engine.Restore());
+  }
   if (!options.http.empty()) {
     ASSIGN_OR_RETURN(const HostPort http, HttpAddress(options));
     ASSIGN_OR_RETURN(impl->http, HttpServer::Start(http, &impl->engine));
@@ -109,6 +132,7 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();
   grpc::ServerBuilder builder;
   SetServerLimits(&builder);
+  LimitConnections(&builder);
   int port = 0;
   builder.AddListeningPort(listen.ToString(),
                            options.token.empty() ? grpc::InsecureServerCredentials()

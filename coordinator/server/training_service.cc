@@ -4,24 +4,21 @@
 
 #include "common/rpc/convert.h"
 #include "coordinator/server/job_convert.h"
-#include "coordinator/server/unary_call.h"
 #include "coordinator/server/watch.h"
 
 namespace muster {
 namespace {
 
 template <typename Response>
-grpc::ServerUnaryReactor* RequestOf(Engine* engine, RequestDirective event, Response* response) {
-  const auto call = UnaryCall::New();
-  const absl::Status posted =
-      engine->Post(std::move(event), [call, response](const Outcome& outcome) {
-        if (!call->Claim()) return;
-        if (const auto* reply = std::get_if<DirectiveReply>(&outcome.reply)) {
-          response->set_directive(reply->number);
-        }
-        call->Finish(ToGrpc(outcome.status));
-      });
-  if (!posted.ok()) call->Answer(posted);
+grpc::ServerUnaryReactor* RequestOf(CallGate* gate, const std::shared_ptr<UnaryCall>& call,
+                                    RequestDirective event, Response* response) {
+  gate->Post(call, std::move(event), [call, response](const Outcome& outcome) {
+    if (!call->Claim()) return;
+    if (const auto* reply = std::get_if<DirectiveReply>(&outcome.reply)) {
+      response->set_directive(reply->number);
+    }
+    call->Finish(ToGrpc(outcome.status));
+  });
   return call.get();
 }
 
@@ -42,7 +39,7 @@ void FillPage(const Ring<T>& ring, int64_t since, size_t limit, const JobMachine
 grpc::ServerUnaryReactor* TrainingServiceImpl::RequestCheckpoint(
     grpc::CallbackServerContext* context, const v1::RequestCheckpointRequest* request,
     v1::RequestCheckpointResponse* response) {
-  return RequestOf(engine_,
+  return RequestOf(gate_, gate_->Begin(context, "/muster.v1.TrainingService/RequestCheckpoint"),
                    RequestDirective{.job_id = request->job_id(),
                                     .reason = request->reason(),
                                     .kind = Directive::Kind::kCheckpoint},
@@ -52,7 +49,7 @@ grpc::ServerUnaryReactor* TrainingServiceImpl::RequestCheckpoint(
 grpc::ServerUnaryReactor* TrainingServiceImpl::RequestEvaluation(
     grpc::CallbackServerContext* context, const v1::RequestEvaluationRequest* request,
     v1::RequestEvaluationResponse* response) {
-  return RequestOf(engine_,
+  return RequestOf(gate_, gate_->Begin(context, "/muster.v1.TrainingService/RequestEvaluation"),
                    RequestDirective{.job_id = request->job_id(),
                                     .reason = request->reason(),
                                     .kind = Directive::Kind::kEvaluate},
@@ -62,11 +59,12 @@ grpc::ServerUnaryReactor* TrainingServiceImpl::RequestEvaluation(
 grpc::ServerUnaryReactor* TrainingServiceImpl::GetMetrics(grpc::CallbackServerContext* context,
                                                           const v1::GetMetricsRequest* request,
                                                           v1::GetMetricsResponse* response) {
-  const auto call = UnaryCall::New();
+  const auto call =
+      gate_->Begin(context, "/muster.v1.TrainingService/GetMetrics", CallGate::Kind::kMayWait);
   const int64_t since = request->since();
   const size_t limit = PageSize(request->limit());
   WatchJob(
-      engine_, call, request->job_id(), FromProto(request->wait()),
+      gate_, call, request->job_id(), FromProto(request->wait()),
       [since](const JobMachine& job) {
         return job.released() || !job.history().steps().Since(since, 1).empty();
       },
@@ -81,11 +79,12 @@ grpc::ServerUnaryReactor* TrainingServiceImpl::GetMetrics(grpc::CallbackServerCo
 grpc::ServerUnaryReactor* TrainingServiceImpl::GetEvents(grpc::CallbackServerContext* context,
                                                          const v1::GetEventsRequest* request,
                                                          v1::GetEventsResponse* response) {
-  const auto call = UnaryCall::New();
+  const auto call =
+      gate_->Begin(context, "/muster.v1.TrainingService/GetEvents", CallGate::Kind::kMayWait);
   const int64_t since = request->since();
   const size_t limit = PageSize(request->limit());
   WatchJob(
-      engine_, call, request->job_id(), FromProto(request->wait()),
+      gate_, call, request->job_id(), FromProto(request->wait()),
       [since](const JobMachine& job) {
         return job.released() || !job.history().events().Since(since, 1).empty();
       },

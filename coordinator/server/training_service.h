@@ -1,14 +1,14 @@
 // TrainingService: requests to a job that trains, and what it has recorded.
 #pragma once
 
-#include "coordinator/engine/engine.h"
+#include "coordinator/server/call_gate.h"
 #include "muster/v1/training.grpc.pb.h"
 
 namespace muster {
 
 class TrainingServiceImpl final : public v1::TrainingService::CallbackService {
  public:
-  explicit TrainingServiceImpl(Engine* engine) : engine_(engine) {}
+  explicit TrainingServiceImpl(CallGate* gate) : gate_(gate) {}
 
   grpc::ServerUnaryReactor* RequestCheckpoint(grpc::CallbackServerContext* context,
                                               const v1::RequestCheckpointRequest* request,
@@ -24,7 +24,7 @@ class TrainingServiceImpl final : public v1::TrainingService::CallbackService {
                                       v1::GetEventsResponse* response) override;
 
  private:
-  Engine* const engine_;
+  CallGate* const gate_;
 };
 
 }  // namespace muster

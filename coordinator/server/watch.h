@@ -8,8 +8,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "coordinator/engine/engine.h"
-#include "coordinator/server/unary_call.h"
+#include "coordinator/server/call_gate.h"
 
 namespace muster {
 
@@ -19,7 +18,7 @@ inline constexpr absl::Duration kMaxWatch = absl::Minutes(1);
 // status is the call's. NOT_FOUND when there is no such job (any more). Both run on the engine's
 // thread. `fill` of WatchJobAndCore sees what is around the job, too.
 inline void WatchJobAndCore(
-    Engine* engine, const std::shared_ptr<UnaryCall>& call, const std::string& job_id,
+    CallGate* gate, const std::shared_ptr<UnaryCall>& call, const std::string& job_id,
     absl::Duration wait, std::function<bool(const JobMachine&)> has_news,
     std::function<absl::Status(const JobMachine&, const Coordinator&)> fill) {
   const auto attempt = [=](const Coordinator& core, absl::Time now, bool last) {
@@ -33,17 +32,15 @@ inline void WatchJobAndCore(
     if (call->Claim()) call->Finish(ToGrpc(fill(*job, core)));
     return true;
   };
-  const absl::Status posted =
-      engine->Watch(job_id, std::clamp(wait, absl::ZeroDuration(), kMaxWatch), attempt);
-  if (!posted.ok()) call->Answer(posted);
+  gate->Watch(call, job_id, std::clamp(wait, absl::ZeroDuration(), kMaxWatch), attempt);
 }
 
-inline void WatchJob(Engine* engine, const std::shared_ptr<UnaryCall>& call,
+inline void WatchJob(CallGate* gate, const std::shared_ptr<UnaryCall>& call,
                      const std::string& job_id, absl::Duration wait,
                      std::function<bool(const JobMachine&)> has_news,
                      std::function<absl::Status(const JobMachine&)> fill) {
   WatchJobAndCore(
-      engine, call, job_id, wait, std::move(has_news),
+      gate, call, job_id, wait, std::move(has_news),
       [fill = std::move(fill)](const JobMachine& job, const Coordinator&) { return fill(job); });
 }
 
