@@ -1,0 +1,145 @@
+// The floor: a gRPC server with the callback API that answers, echoes, broadcasts and holds a
+// barrier, and does nothing else. Prints "listening on HOST:PORT"; ends with its parent's signal.
+#include <grpcpp/grpcpp.h>
+
+#include <atomic>
+#include <iostream>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/runtime/mutex.h"
+#include "floor.grpc.pb.h"
+
+namespace muster::bench {
+namespace {
+
+class FloorService;
+
+class FloorStream final : public grpc::ServerBidiReactor<FloorMessage, FloorMessage> {
+ public:
+  explicit FloorStream(FloorService* service) : service_(service) { StartRead(&in_); }
+
+  // One message at a time is enough here: a caller waits for the one before.
+  void Send(const FloorMessage& message) {
+    MutexLock lock(&mu_);
+    if (writing_ || finished_) return;
+    writing_ = true;
+    out_ = message;
+    StartWrite(&out_);
+  }
+
+ private:
+  void OnReadDone(bool ok) override {
+    if (!ok) {
+      MutexLock lock(&mu_);
+      if (!finished_ && !writing_) Finish(grpc::Status::OK);
+      finished_ = true;
+      return;
+    }
+    if (in_.reply_bytes() > 0) {
+      FloorMessage reply;
+      reply.set_payload(std::string(in_.reply_bytes(), 'r'));
+      Send(reply);
+    }
+    StartRead(&in_);
+  }
+  void OnWriteDone(bool ok) override {
+    MutexLock lock(&mu_);
+    writing_ = false;
+    if (finished_) Finish(grpc::Status::OK);
+  }
+  void OnDone() override;
+
+  FloorService* const service_;
+  FloorMessage in_;
+  Mutex mu_;
+  FloorMessage out_ ABSL_GUARDED_BY(mu_);
+  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  bool finished_ ABSL_GUARDED_BY(mu_) = false;
+};
+
+class FloorService final : public Floor::CallbackService {
+ public:
+  grpc::ServerUnaryReactor* Call(grpc::CallbackServerContext* context, const FloorMessage* request,
+                                 FloorMessage* response) override {
+    response->set_payload(std::string(request->reply_bytes(), 'r'));
+    return Answered(context);
+  }
+
+  grpc::ServerBidiReactor<FloorMessage, FloorMessage>* Stream(
+      grpc::CallbackServerContext* context) override {
+    auto* stream = new FloorStream(this);
+    MutexLock lock(&mu_);
+    streams_.insert(stream);
+    return stream;
+  }
+
+  grpc::ServerUnaryReactor* Broadcast(grpc::CallbackServerContext* context,
+                                      const FloorMessage* request,
+                                      FloorMessage* response) override {
+    FloorMessage message;
+    message.set_payload(request->payload());
+    {
+      MutexLock lock(&mu_);
+      for (FloorStream* stream : streams_) stream->Send(message);
+    }
+    return Answered(context);
+  }
+
+  grpc::ServerUnaryReactor* Barrier(grpc::CallbackServerContext* context,
+                                    const FloorMessage* request, FloorMessage*) override {
+    grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+    std::vector<grpc::ServerUnaryReactor*> all;
+    {
+      MutexLock lock(&mu_);
+      auto& waiting = waiting_[request->round()];
+      waiting.push_back(reactor);
+      if (static_cast<int>(waiting.size()) < request->count()) return reactor;
+      all.swap(waiting);
+      waiting_.erase(request->round());
+    }
+    for (grpc::ServerUnaryReactor* each : all) each->Finish(grpc::Status::OK);
+    return reactor;
+  }
+
+  void Remove(FloorStream* stream) {
+    MutexLock lock(&mu_);
+    streams_.erase(stream);
+  }
+
+ private:
+  static grpc::ServerUnaryReactor* Answered(grpc::CallbackServerContext* context) {
+    grpc::ServerUnaryReactor* const reactor = context->DefaultReactor();
+    reactor->Finish(grpc::Status::OK);
+    return reactor;
+  }
+
+  Mutex mu_;
+  std::set<FloorStream*> streams_ ABSL_GUARDED_BY(mu_);
+  std::map<int64_t, std::vector<grpc::ServerUnaryReactor*>> waiting_ ABSL_GUARDED_BY(mu_);
+};
+
+void FloorStream::OnDone() {
+  service_->Remove(this);
+  delete this;
+}
+
+int Main() {
+  FloorService service;
+  grpc::ServerBuilder builder;
+  int port = 0;
+  builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  builder.RegisterService(&service);
+  const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
+  if (server == nullptr) return 1;
+  std::cout << "listening on 127.0.0.1:" << port << std::endl;
+  server->Wait();
+  return 0;
+}
+
+}  // namespace
+}  // namespace muster::bench
+
+int main() { return muster::bench::Main(); }
