@@ -36,6 +36,13 @@ void CheckJob(const JobSpec& spec, RuleReport* report) {
         // A job must not load code into a worker, or speak for its agent.
         report->Add("resources.env",
                     absl::StrCat("\"", name, "\" is the workers' operator's to set; remove it"));
+      } else if (name == "OMP_NUM_THREADS") {
+        report->Add("resources.env",
+                    "\"OMP_NUM_THREADS\" is set by the agent; use training.num_threads");
+      } else if (name == "CUDA_VISIBLE_DEVICES") {
+        report->Add("resources.env",
+                    "\"CUDA_VISIBLE_DEVICES\" would renumber the device that the agent gives; "
+                    "remove it, and choose devices with muster-worker --device");
       }
     }
   }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -57,6 +58,15 @@ v1::RegisterRequest Registration(const Agent::Options& options) {
   return request;
 }
 
+std::map<std::string, WorkerCores> CoresByWorker(const Agent::Options& options) {
+  std::map<std::string, WorkerCores> cores;
+  const std::vector<std::string> names = WorkerNames(options);
+  for (size_t i = 0; i < std::min(names.size(), options.cores.size()); ++i) {
+    if (!options.cores[i].cpus.empty()) cores[names[i]] = options.cores[i];
+  }
+  return cores;
+}
+
 AgentMachine::Options MachineOptions(const Agent::Options& options, ReportSpill* spill) {
   return {.workers = WorkerNames(options),
           .plugin_dirs = options.plugin_dirs,
@@ -71,13 +81,15 @@ class Agent::Impl {
  public:
   explicit Impl(Options options)
       : options_(std::move(options)),
+        cores_(CoresByWorker(options_)),
         spill_({.folder = absl::StrCat(options_.state_dir, "/reports")}),
         machine_(MachineOptions(options_, &spill_)) {}
 
   absl::Status Run() {
     const std::shared_ptr<grpc::Channel> channel = NewChannel(options_.coordinator, options_.token);
     TrainerSet trainers({.program = options_.trainer_program,
-                         .log_folder = absl::StrCat(options_.state_dir, "/logs")},
+                         .log_folder = absl::StrCat(options_.state_dir, "/logs"),
+                         .cores = cores_},
                         [this](RunEvent event) { Post(std::move(event), 0); });
     StoreProxy store(channel);
     CoordinatorClient client(
@@ -178,12 +190,17 @@ class Agent::Impl {
     progress_ = std::move(progress);
   }
 
-  // The spec's own wish goes before the coordinator's share of the cores.
-  static void FillThreads(LaunchOrder* launch) {
+  // The spec's own wish goes first, then the cores that the worker is bound to, then the
+  // coordinator's share of the node.
+  void FillThreads(LaunchOrder* launch) const {
     const ParsedSpec parsed = ParseJobSpec(launch->spec_json);
-    if (!parsed.spec.training.num_threads) return;
     for (LaunchOrder::Assignment& assignment : launch->assignments) {
-      assignment.num_threads = static_cast<int>(*parsed.spec.training.num_threads);
+      const auto cores = cores_.find(assignment.worker);
+      if (parsed.spec.training.num_threads) {
+        assignment.num_threads = static_cast<int>(*parsed.spec.training.num_threads);
+      } else if (cores != cores_.end()) {
+        assignment.num_threads = static_cast<int>(cores->second.cpus.size());
+      }
     }
   }
 
@@ -215,6 +232,7 @@ class Agent::Impl {
   void Do(const ExitAgentAction&) {}
 
   const Options options_;
+  const std::map<std::string, WorkerCores> cores_;  // of the workers that are bound
   RealClock clock_;
   FileSpill spill_;
   AgentMachine machine_;

@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "common/rpc/token.h"
 #include "worker/agent/device.h"
+#include "worker/core/core_split.h"
 
 namespace muster {
 
@@ -26,7 +27,8 @@ class Agent {
     std::string state_dir;
     std::vector<std::string> plugin_dirs;
     std::string trainer_program;
-    int num_cpus = 1;  // shared by this node's trainers
+    int num_cpus = 1;                // shared by this node's trainers
+    std::vector<WorkerCores> cores;  // of each device's worker; empty: none is bound
   };
   explicit Agent(Options options);
   ~Agent();

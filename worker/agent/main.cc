@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <iostream>
 #include <map>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -22,6 +23,7 @@
 #include "common/runtime/log.h"
 #include "worker/agent/agent.h"
 #include "worker/agent/device.h"
+#include "worker/agent/machine_cores.h"
 #include "worker/agent/trainer_process.h"
 
 namespace muster {
@@ -42,7 +44,10 @@ constexpr char kUsage[] =
   --state-dir DIR          logs of the trainers, reports while the coordinator is away
   --plugin-dir DIR         a folder that a job's `plugin` may come from; may be given repeatedly
   --trainer PATH           muster-trainer (default: beside this program)
-  --num-cpus N             cores that the trainers share (default: all)
+  --num-cpus N             cores that the trainers share (default: all that this process may use)
+  --bind cores|numa|none   cores: each worker has its share of the cores, near its device; numa: all
+                           cores of its NUMA node; none: the kernel decides (default: cores when there
+                           are several workers and a core for each)
   --lifeline-fd N          end at once when this descriptor reaches its end (for muster local)
 )";
 
@@ -61,10 +66,28 @@ absl::Status ParseInt(absl::string_view name, const std::string& text, int* valu
   return absl::InvalidArgumentError(absl::StrCat(name, "=", text, ": must be a number"));
 }
 
+absl::StatusOr<std::vector<WorkerCores>> CoresOf(const Agent::Options& agent,
+                                                 const std::string& bind) {
+  std::optional<BindMode> mode;
+  if (!bind.empty()) {
+    ASSIGN_OR_RETURN(mode, ParseBindMode(bind));
+  }
+  std::vector<Core> cores = AllowedCores();
+  if (static_cast<int>(cores.size()) > agent.num_cpus) cores.resize(agent.num_cpus);
+  std::vector<int> nodes;
+  for (const DeviceSlot& slot : agent.devices) nodes.push_back(NumaNodeOfDevice(slot.device));
+  ASSIGN_OR_RETURN(std::vector<WorkerCores> split, SplitCores(std::move(cores), nodes, mode));
+  // Without a second node there is no policy to set.
+  if (CountNumaNodes() < 2) {
+    for (WorkerCores& worker : split) worker.numa_node = -1;
+  }
+  return split;
+}
+
 absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
   Flags flags;
   flags.agent.num_cpus = std::max(1u, std::thread::hardware_concurrency());
-  std::string trainer, num_cpus, slots = "1", lifeline;
+  std::string trainer, num_cpus, slots = "1", lifeline, bind;
   const std::map<std::string, std::string*> texts = {
       {"--coordinator", &flags.agent.coordinator},
       {"--token-file", &flags.agent.token_file},
@@ -75,6 +98,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
       {"--state-dir", &flags.agent.state_dir},
       {"--trainer", &trainer},
       {"--num-cpus", &num_cpus},
+      {"--bind", &bind},
       {"--lifeline-fd", &lifeline}};
   for (int i = 1; i < argc; ++i) {
     std::string name = argv[i], value;
@@ -123,6 +147,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
   }
   ASSIGN_OR_RETURN(flags.agent.devices,
                    ParseDevices(flags.device, flags.slots, CountCudaDevices()));
+  ASSIGN_OR_RETURN(flags.agent.cores, CoresOf(flags.agent, bind));
   const bool cuda = flags.agent.devices.front().device != "cpu";
   flags.agent.trainer_program = FindTrainerProgram(trainer, cuda);
   if (access(flags.agent.trainer_program.c_str(), X_OK) != 0) {

@@ -26,6 +26,7 @@
 #include "common/runtime/clock.h"
 #include "common/runtime/log.h"
 #include "common/runtime/mutex.h"
+#include "worker/agent/machine_cores.h"
 #include "worker/core/line_buffer.h"
 
 namespace muster {
@@ -143,8 +144,16 @@ absl::StatusOr<pid_t> Spawn(const TrainerProcess::Options& options, const Channe
   posix_spawnattr_setflags(&attributes,
                            POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
   pid_t pid = -1;
-  const int error = posix_spawn(&pid, options.program.c_str(), &actions, &attributes,
-                                Pointers(arguments).data(), Pointers(environment).data());
+  int error = 0;
+  {
+    const ScopedBinding binding(options.cpus, options.memory_node);
+    if (!binding.problem().empty()) {
+      // Cores may have been taken from this agent since its start. Slower, not wrong.
+      MUSTER_LOG(kWarning) << "the trainer is not bound to its cores: " << binding.problem();
+    }
+    error = posix_spawn(&pid, options.program.c_str(), &actions, &attributes,
+                        Pointers(arguments).data(), Pointers(environment).data());
+  }
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {

@@ -43,8 +43,10 @@ class TrainerProcess {
     std::string program;                     // path of muster-trainer
     std::vector<std::string> arguments;      // after the program; --control-fd 3 is added
     std::map<std::string, std::string> env;  // added to this process's own environment
-    std::string log_path;                    // appended to; the folder must be there
-    int64_t max_log_bytes = 64 << 20;        // then log_path becomes log_path.1
+    std::vector<int> cpus;                   // that it may run on; empty: as this process
+    int memory_node = -1;              // NUMA node to take memory from; -1: the kernel's choice
+    std::string log_path;              // appended to; the folder must be there
+    int64_t max_log_bytes = 64 << 20;  // then log_path becomes log_path.1
     size_t tail_lines = 50, tail_bytes = 16 << 10;
     size_t max_log_line = 4096;          // bytes; longer ones are cut into several
     size_t max_control_line = 16 << 20;  // bytes; a longer one ends the trainer

@@ -154,7 +154,9 @@ class TrainerSet::Impl {
         .log_path = absl::StrFormat("%s/rank-%05d.log", folder, action.assignment.rank),
         .max_control_line = kMaxControlLine};
     for (const auto& [name, value] : spec.resources.env) options.env[name] = value;
+    Bind(action.worker, action.assignment.num_threads, &options);
 
+    const std::string bound_to = CpuList(options.cpus);
     MutexLock lock(&mu_);
     Entry* entry = Find(action.worker, action.run);
     if (entry == nullptr || !entry->end_reason.empty() || ending_) {
@@ -165,8 +167,21 @@ class TrainerSet::Impl {
                      TrainerProcess::Start(std::move(options), CallbacksFor(action)));
     MUSTER_LOG(kInfo) << "started a trainer worker=" << action.worker
                       << " job=" << action.launch->job_id << " epoch=" << action.launch->epoch
-                      << " rank=" << action.assignment.rank << " pid=" << entry->process->pid();
+                      << " rank=" << action.assignment.rank << " pid=" << entry->process->pid()
+                      << " threads=" << action.assignment.num_threads
+                      << " cores=" << (bound_to.empty() ? std::string("any") : bound_to);
     return entry->process->pid();
+  }
+
+  // A job that asks for more threads than its worker has cores keeps all of the node's: it knows
+  // that the others are idle.
+  void Bind(const std::string& worker, int num_threads, TrainerProcess::Options* options) const {
+    const auto found = options_.cores.find(worker);
+    if (found == options_.cores.end()) return;
+    const WorkerCores& cores = found->second;
+    if (num_threads > static_cast<int>(cores.cpus.size())) return;
+    options->cpus = cores.cpus;
+    options->memory_node = cores.numa_node;
   }
 
   TrainerProcess::Callbacks CallbacksFor(const StartTrainerAction& action) {

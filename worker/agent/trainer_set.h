@@ -12,14 +12,16 @@
 #include "absl/strings/string_view.h"
 #include "absl/time/time.h"
 #include "worker/core/agent_machine.h"
+#include "worker/core/core_split.h"
 
 namespace muster {
 
 class TrainerSet {
  public:
   struct Options {
-    std::string program;     // muster-trainer
-    std::string log_folder;  // of all jobs
+    std::string program;                       // muster-trainer
+    std::string log_folder;                    // of all jobs
+    std::map<std::string, WorkerCores> cores;  // by worker; those that are missing are not bound
   };
   // `post` may block (a flood of log lines then waits in the trainer's pipe); it must return once
   // its receiver has gone.

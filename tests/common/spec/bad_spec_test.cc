@@ -540,6 +540,8 @@ TEST(BadSpecTest, RulesOnCheckpointsAndTheJob) {
       {{"recovery.heartbeat_timeout_ms=500"}, "recovery.heartbeat_timeout_ms", "must be greater"},
       {{"resources.env={\"1A\":\"x\"}"}, "resources.env", "is not a variable name"},
       {{"resources.env.LD_PRELOAD=x.so"}, "resources.env", "is the workers' operator's to set"},
+      {{"resources.env.OMP_NUM_THREADS=3"}, "resources.env", "use training.num_threads"},
+      {{"resources.env.CUDA_VISIBLE_DEVICES=1"}, "resources.env", "would renumber the device"},
   });
 }
 
