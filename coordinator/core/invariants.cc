@@ -100,37 +100,51 @@ std::vector<std::string> CheckInvariants(const Coordinator& coordinator) {
   return wrong;
 }
 
+std::vector<std::string> CheckInvariants(const Coordinator& coordinator, const JobMachine& job) {
+  std::vector<std::string> wrong;
+  CheckJob(coordinator, job, &wrong);
+  return wrong;
+}
+
 std::vector<std::string> InvariantChecker::Check(const Coordinator& coordinator) {
   std::vector<std::string> wrong = CheckInvariants(coordinator);
-  for (const auto& entry : coordinator.jobs()) {
-    const auto& job = entry.second;  // named: a lambda below uses it
-    Seen now{.state = job->state(),
-             .version = job->version(),
-             .epoch = job->epoch(),
-             .last_directive = job->directives().last(),
-             .applied = job->directives().applied(),
-             .exit_code = job->exit_code(),
-             .reason = job->reason(),
-             .released = job->released()};
-    if (job->cause().has_value() && !job->cause()->symptom) now.cause = job->cause()->text;
-    Seen& before = seen_[job->job_id()];
-    const auto bad = [&](const char* what) {
-      wrong.push_back(absl::StrCat(job->job_id(), ": ", what));
-    };
-    if (IsEnded(before.state) && (now.state != before.state || now.reason != before.reason ||
-                                  now.exit_code != before.exit_code)) {
-      bad("it changed after its end");
-    }
-    if (now.version < before.version) bad("its version went back");
-    if (now.state != before.state && now.version == before.version) bad("state without version");
-    if (now.epoch < before.epoch) bad("its epoch went back");
-    if (now.last_directive < before.last_directive) bad("directives went away");
-    if (now.applied < before.applied) bad("applied directives went back");
-    if (!before.cause.empty() && now.cause != before.cause) bad("its first cause was replaced");
-    if (before.released && !now.released) bad("it holds workers again");
-    before = now;
-  }
+  for (const auto& [sequence, job] : coordinator.jobs()) Compare(*job, &wrong);
   return wrong;
+}
+
+std::vector<std::string> InvariantChecker::Check(const Coordinator& coordinator,
+                                                 const JobMachine& job) {
+  std::vector<std::string> wrong = CheckInvariants(coordinator, job);
+  Compare(job, &wrong);
+  return wrong;
+}
+
+void InvariantChecker::Compare(const JobMachine& job, std::vector<std::string>* wrong) {
+  Seen now{.state = job.state(),
+           .version = job.version(),
+           .epoch = job.epoch(),
+           .last_directive = job.directives().last(),
+           .applied = job.directives().applied(),
+           .exit_code = job.exit_code(),
+           .reason = job.reason(),
+           .released = job.released()};
+  if (job.cause().has_value() && !job.cause()->symptom) now.cause = job.cause()->text;
+  Seen& before = seen_[job.job_id()];
+  const auto bad = [&](const char* what) {
+    wrong->push_back(absl::StrCat(job.job_id(), ": ", what));
+  };
+  if (IsEnded(before.state) && (now.state != before.state || now.reason != before.reason ||
+                                now.exit_code != before.exit_code)) {
+    bad("it changed after its end");
+  }
+  if (now.version < before.version) bad("its version went back");
+  if (now.state != before.state && now.version == before.version) bad("state without version");
+  if (now.epoch < before.epoch) bad("its epoch went back");
+  if (now.last_directive < before.last_directive) bad("directives went away");
+  if (now.applied < before.applied) bad("applied directives went back");
+  if (!before.cause.empty() && now.cause != before.cause) bad("its first cause was replaced");
+  if (before.released && !now.released) bad("it holds workers again");
+  before = now;
 }
 
 }  // namespace muster

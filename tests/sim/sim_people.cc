@@ -1,137 +1,157 @@
-// SimCluster's requests and faults, and the judgement at the end.
+#include "tests/sim/sim_people.h"
+
 #include <algorithm>
 #include <utility>
 
 #include "tests/coordinator/core/test_spec.h"
-#include "tests/sim/sim_parts.h"
 
 namespace muster {
 
-// ---- people
-
-void SimCluster::SubmitSome() {
-  int num_workers = 0;
-  for (const auto& agent : agents_) num_workers += agent->num_slots;
-  const SubmitJob submit{
-      .spec_json = TestSpec({.world_size = 1 + Pick(std::max(1, num_workers / 2)),
-                             .spares = Chance(0.2) ? 1 : 0,
-                             .priority = Pick(3),
-                             .save = Chance(0.5) ? "/ckpt" : "",
-                             .train_iters = 5 + Pick(40)}),
-      .idempotency_key = absl::StrCat("key-", job_ids_.size())};
-  const auto first = std::get<SubmitReply>(Deliver(submit).reply);
-  if (first.job_id.empty()) {
-    wrong_.push_back(absl::StrCat("spec refused: ", first.problems.at(0).ToString()));
-    return;
-  }
-  if (Chance(0.5) && std::get<SubmitReply>(Deliver(submit).reply).job_id != first.job_id) {
-    wrong_.push_back("a repeated submission made a second job");
-  }
-  job_ids_.push_back(first.job_id);
+void SimPeople::Insist(Event event, Answered answered) {
+  ++num_open_;
+  ++num_calls_;
+  network_->Call(
+      SimNetwork::kPeople, event,
+      [this, event, answered = std::move(answered)](const Outcome& outcome) {
+        --num_open_;
+        if (absl::IsUnavailable(outcome.status) || absl::IsResourceExhausted(outcome.status)) {
+          ++num_open_;  // until it is asked again
+          sim_->At(sim_->Between(absl::Milliseconds(500), absl::Seconds(3)),
+                   [this, event, answered] {
+                     --num_open_;
+                     Insist(event, answered);
+                   });
+          return;
+        }
+        answered(outcome);
+      });
 }
 
-void SimCluster::MeddleSome() {
-  if (job_ids_.empty()) return;
-  const std::string job = job_ids_[Pick(static_cast<int>(job_ids_.size()))];
-  switch (Pick(6)) {
+void SimPeople::SubmitSpec(const std::string& spec, const std::string& key,
+                           std::function<void(const std::string&)> then) {
+  Insist(
+      SubmitJob{.spec_json = spec, .idempotency_key = key},
+      [this, spec, key, then = std::move(then)](const Outcome& outcome) {
+        const auto* reply = std::get_if<SubmitReply>(&outcome.reply);
+        if (!outcome.status.ok() || reply == nullptr || reply->job_id.empty()) {
+          sim_->Wrong(absl::StrCat("submit refused: ", outcome.status.ToString()));
+          return;
+        }
+        const auto [known, is_new] = job_of_key_.emplace(key, reply->job_id);
+        if (known->second != reply->job_id) {
+          sim_->Wrong(absl::StrCat("one key made two jobs: ", known->second, ", ", reply->job_id));
+        }
+        checks_->Submitted(reply->job_id, spec);
+        if (is_new) jobs_.push_back(reply->job_id);
+        then(reply->job_id);
+      });
+}
+
+void SimPeople::SubmitSome() {
+  const int world_size = 1 + sim_->Pick(std::min(options_.max_world, num_workers_));
+  const bool spare = world_size < num_workers_ && sim_->Pick(100) < options_.percent_spares;
+  const std::string spec =
+      TestSpec({.world_size = world_size,
+                .spares = spare,
+                .priority = sim_->Pick(3),
+                .save = sim_->Chance(0.5) ? "/ckpt" : "",
+                .train_iters =
+                    options_.min_iters + sim_->Pick(options_.max_iters - options_.min_iters + 1)});
+  const std::string key = absl::StrCat("key-", next_key_++);
+  SubmitSpec(spec, key, [this, spec, key](const std::string&) {
+    if (sim_->Chance(0.3)) SubmitSpec(spec, key, [](const std::string&) {});
+  });
+}
+
+void SimPeople::Submit(int world_size, int train_iters) {
+  SubmitSpec(TestSpec({.world_size = world_size, .save = "/ckpt", .train_iters = train_iters}),
+             absl::StrCat("key-", next_key_++), [](const std::string&) {});
+}
+
+void SimPeople::Cancel(const std::string& job, CancelMode mode) {
+  Insist(CancelJob{.job_id = job, .reason = "by somebody", .mode = mode},
+         [this, job](const Outcome& outcome) {
+           if (outcome.status.ok()) checks_->CancelAnswered(job);
+         });
+}
+
+void SimPeople::Direct(const std::string& job, Directive::Kind kind) {
+  ++num_open_;
+  ++num_calls_;
+  network_->Call(SimNetwork::kPeople, RequestDirective{.job_id = job, .kind = kind},
+                 [this, job, kind](const Outcome& outcome) {
+                   --num_open_;
+                   if (!outcome.status.ok()) return;
+                   checks_->Directed(job, std::get<DirectiveReply>(outcome.reply).number, kind);
+                 });
+}
+
+void SimPeople::Drain(const std::string& worker, bool undo) {
+  if (!draining_.insert(worker).second) return;
+  checks_->Drained(worker, std::nullopt);
+  Insist(DrainWorker{worker, undo}, [this, worker, undo](const Outcome& outcome) {
+    draining_.erase(worker);
+    if (outcome.status.ok()) {
+      checks_->Drained(worker, !undo);
+      // Nobody forgets a worker for good.
+      if (!undo) sim_->At(absl::Seconds(3), [this, worker] { Drain(worker, true); });
+    }
+  });
+}
+
+void SimPeople::Flood(int num_calls) {
+  sim_->Trace("people: a flood of ", num_calls, " calls");
+  for (int i = 0; i < num_calls; ++i) {
+    switch (sim_->Pick(4)) {
+      case 0: {  // what cannot be a job, or is one that nobody waits for
+        const bool bad = sim_->Chance(0.5);
+        const std::string spec = bad ? "{\"nonsense\": 1}" : TestSpec({.world_size = 1});
+        const std::string key = absl::StrCat("key-", next_key_++);
+        network_->Call(SimNetwork::kPeople, SubmitJob{spec, key},
+                       [this, spec, key, bad](const Outcome& outcome) {
+                         const auto* reply = std::get_if<SubmitReply>(&outcome.reply);
+                         if (!outcome.status.ok() || reply == nullptr || reply->job_id.empty()) {
+                           return;
+                         }
+                         if (bad) sim_->Wrong("a bad spec became a job");
+                         checks_->Submitted(reply->job_id, spec);
+                         Cancel(reply->job_id, CancelMode::kKill);
+                       });
+        break;
+      }
+      case 1:
+        if (!jobs_.empty()) {
+          Direct(jobs_[sim_->Pick(static_cast<int>(jobs_.size()))], Directive::Kind::kEvaluate);
+        }
+        break;
+      default:
+        network_->Call(SimNetwork::kPeople,
+                       CancelJob{.job_id = absl::StrCat("job-", i + 1'000'000)},
+                       [](const Outcome&) {});
+    }
+  }
+}
+
+void SimPeople::Meddle(const std::vector<std::string>& workers) {
+  if (jobs_.empty()) return;
+  const std::string job = jobs_[sim_->Pick(static_cast<int>(jobs_.size()))];
+  switch (sim_->Pick(8)) {
     case 0:
-      Deliver(CancelJob{.job_id = job, .mode = static_cast<CancelMode>(Pick(3))});
-      break;
+      return Cancel(job, static_cast<CancelMode>(sim_->Pick(3)));
     case 1:
-      Deliver(RequestDirective{.job_id = job, .kind = Directive::Kind::kEvaluate});
-      break;
     case 2:
-      Deliver(RequestDirective{.job_id = job, .kind = Directive::Kind::kCheckpoint});
-      break;
-    case 3: {
-      const int i = Pick(options_.num_agents);
-      Deliver(DrainWorker{.worker = agents_[i]->Worker(0), .undo = false});
-      At(absl::Seconds(3), [this, i] { Deliver(DrainWorker{agents_[i]->Worker(0), true}); });
-      break;
-    }
-    default: {
-      const int64_t epoch = Pick(3);
-      const auto outcome = Deliver(SetKey{.job_id = job, .epoch = epoch, .key = "k"});
-      if (outcome.status.ok() && core_->rendezvous().epoch(job) != epoch) {
-        wrong_.push_back("a key of a stale epoch was taken");
-      }
-    }
-  }
-}
-
-void SimCluster::CauseFault() {
-  const int i = Pick(options_.num_agents);
-  Agent& agent = *agents_[i];
-  switch (Pick(6)) {
-    case 5:  // a confused agent speaks of what is over
-      if (agent.past.empty() || !agent.up) break;
-      Report(
-          i, agent.past[Pick(static_cast<int>(agent.past.size()))],
-          Chance(0.5) ? ReportBody(ExitedReport{.signal = 6}) : ReportBody(DoneMessage{1, 0, "x"}));
-      break;
-    case 0:
-    case 1:
-      BreakStream(i, Chance(0.7));
-      break;
-    case 2: {
-      if (agent.trainers.empty()) break;
-      auto victim =
-          std::next(agent.trainers.begin(), Pick(static_cast<int>(agent.trainers.size())));
-      const AssignmentRef from = victim->second.assignment;
-      WorldOf(from.job_id, from.epoch).faulted.insert(from.rank);
-      KillTrainer(i, victim->first, Chance(0.5) ? 9 : 11);
-      break;
-    }
+      return Direct(job, Directive::Kind::kEvaluate);
     case 3:
-      CrashAgent(i);
-      At(absl::Milliseconds(100 + Pick(8000)), [=, this] { Boot(i); });
-      break;
-    case 4: {
-      agent.cut_off_until = now_ + absl::Milliseconds(200 + Pick(3000));
-      node_fault_[agent.node] = agent.cut_off_until;
-      break;
-    }
-  }
-}
-
-void SimCluster::Judge() {
-  for (const auto& [sequence, job] : core_->jobs()) {
-    const auto bad = [&](const std::string& what) {
-      wrong_.push_back(absl::StrCat(job->job_id(), " (", JobStateName(job->state()), ", ",
-                                    job->reason(), "): ", what));
-    };
-    if (!job->ended()) bad(absl::StrCat("did not end; ", job->Progress()));
-    if (job->ended() && !job->released()) bad("holds workers");
-    tally_.completed += job->state() == JobState::kCompleted;
-    tally_.failed += job->state() == JobState::kFailed;
-    tally_.cancelled += job->state() == JobState::kCancelled;
-    if (job->state() == JobState::kCompleted) {
-      // Every step once and in order, whatever was repeated on the way.
-      int64_t iteration = 0;
-      for (const auto& entry : job->history().steps().entries()) {
-        if (entry.value.step.iteration != ++iteration) bad("a step is missing");
-      }
-      if (iteration != job->train_iters()) bad(absl::StrCat("has ", iteration, " steps"));
-    }
-    if (job->state() == JobState::kFailed) {
-      // The cause is a rank that something happened to, not one that only noticed.
-      const World& world = WorldOf(job->job_id(), job->epoch());
-      const FailureCause& cause = *job->cause();
-      const auto fault = node_fault_.find(cause.node);
-      const bool node_hit =
-          fault != node_fault_.end() && fault->second > cause.time - absl::Seconds(10);
-      if (!world.faulted.contains(cause.rank.value_or(-1)) && !node_hit) {
-        bad("blames a healthy rank");
-      }
-    }
-  }
-  for (const auto& [name, worker] : core_->membership().workers()) {
-    if (!core_->membership().IsIdle(worker)) wrong_.push_back(absl::StrCat(name, " is not idle"));
-  }
-  for (const auto& agent : agents_) {
-    if (!agent->trainers.empty()) wrong_.push_back(absl::StrCat(agent->node, " runs a trainer"));
-    if (!agent->unacknowledged.empty()) {
-      wrong_.push_back(absl::StrCat(agent->node, " holds reports that nobody took"));
+    case 4:
+      return Direct(job, Directive::Kind::kCheckpoint);
+    case 5:
+      return Drain(workers[sim_->Pick(static_cast<int>(workers.size()))], false);
+    default: {
+      const int64_t epoch = 2 + sim_->Pick(3);  // no job has had as many
+      network_->Call(SimNetwork::kPeople, SetKey{job, epoch, "k", "v"},
+                     [this](const Outcome& outcome) {
+                       if (outcome.status.ok()) sim_->Wrong("a key of another epoch was taken");
+                     });
     }
   }
 }

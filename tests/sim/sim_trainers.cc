@@ -1,115 +1,218 @@
-// SimCluster's trainers: launched, stepped together, killed.
+#include "tests/sim/sim_trainers.h"
+
 #include <algorithm>
 #include <utility>
 
-#include "tests/sim/sim_parts.h"
+#include "common/spec/spec_json.h"
 
 namespace muster {
+namespace {
 
-// ---- trainers
+constexpr int kMaxKeys = 8;  // ranks of a world that exchange keys when it forms
 
-SimCluster::World& SimCluster::WorldOf(const std::string& job_id, int64_t epoch) {
-  auto& world = worlds_[{job_id, epoch}];
-  if (world == nullptr) world = std::make_unique<World>();
-  return *world;
+}  // namespace
+
+// ---- processes
+
+int64_t SimTrainers::Start(const SimRun& run) {
+  const int64_t pid = next_pid_++;
+  if (!on_worker_.emplace(run.worker, pid).second) {
+    sim_->Wrong(absl::StrCat(run.worker, " has two trainers at once"));
+  }
+  trainers_[pid].run = run;
+  on_node_[run.node].insert(pid);
+  sim_->At(sim_->Between(absl::Milliseconds(1), absl::Milliseconds(30)), [=, this] {
+    if (Find(pid) == nullptr) return;
+    if (!calm_ && sim_->Chance(0.002)) {
+      hit_workers_.insert(run.worker);
+      return Exit(pid, {.launch_error = "no memory"});
+    }
+    agents_.started(run, pid);
+    sim_->At(sim_->Between(absl::Milliseconds(20), absl::Milliseconds(400)),
+             [=, this] { Say(pid, HelloMessage{.pid = pid}); });
+  });
+  return pid;
 }
 
-void SimCluster::Launch(int i, const LaunchMessage& launch) {
-  Agent& agent = *agents_[i];
-  World& world = WorldOf(launch.job_id, launch.epoch);
-  if (world.world_size == 0) {
-    world.world_size = launch.world_size;
-    world.train_iters = static_cast<int>(*ParseJobSpec(launch.spec_json).spec.training.train_iters);
-    world.applied = launch.directives_through;
-    At(absl::Milliseconds(100),
-       [this, job = launch.job_id, epoch = launch.epoch] { StepWorld(job, epoch); });
+SimTrainers::Trainer* SimTrainers::Find(int64_t pid) {
+  const auto found = trainers_.find(pid);
+  return found == trainers_.end() ? nullptr : &found->second;
+}
+
+void SimTrainers::Say(int64_t pid, TrainerToAgent message) {
+  if (const Trainer* trainer = Find(pid)) agents_.said(trainer->run, message);
+}
+
+void SimTrainers::Exit(int64_t pid, const SimExit& exit) {
+  const auto found = trainers_.find(pid);
+  if (found == trainers_.end()) return;
+  const Trainer trainer = std::move(found->second);
+  trainers_.erase(found);
+  on_node_[trainer.run.node].erase(pid);
+  on_worker_.erase(trainer.run.worker);
+  if (World* world = trainer.world; world != nullptr && world->pids[trainer.rank] == pid) {
+    world->pids[trainer.rank] = 0;
+    world->num_training -= trainer.training;
+    if (!trainer.done) {
+      world->over = true;
+      FailOthers(*world);
+    }
   }
-  for (const LaunchMessage::Assignment& assignment : launch.assignments) {
-    const AssignmentRef from{assignment.worker, launch.job_id, launch.epoch, assignment.rank};
-    if (!agent.seen.insert(Key(from)).second) continue;  // delivered before
-    if (agent.trainers.contains(assignment.worker)) {
-      wrong_.push_back(absl::StrCat(assignment.worker, " was given ", launch.job_id,
-                                    " while it runs ",
-                                    agent.trainers[assignment.worker].assignment.job_id));
-      return;
-    }
-    agent.trainers[assignment.worker] = {.assignment = from};
-    world.place[assignment.rank] = {i, assignment.worker};
-    if (Chance(0.01) && !calm_) {
-      world.faulted.insert(assignment.rank);
-      agent.trainers.erase(assignment.worker);
-      Report(i, from, ExitedReport{.launch_error = "no memory"});
-      continue;
-    }
-    Report(i, from, PhaseMessage{launch.epoch, "loading", ""});
-    if (assignment.rank == 0) Report(i, from, PublishUniqueIdMessage{launch.epoch, "id"});
+  if (!trainer.left) agents_.exited(trainer.run, exit);
+}
+
+void SimTrainers::End(int64_t pid, absl::Duration grace) {
+  Trainer* trainer = Find(pid);
+  if (trainer == nullptr) return;
+  // Its control socket is closed: it leaves on its own, or is killed after the grace.
+  const bool obeys = sim_->Chance(0.8);
+  if (trainer->ending && grace > absl::ZeroDuration()) return;
+  trainer->ending = true;
+  const absl::Duration leaves = sim_->Between(absl::Milliseconds(1), absl::Seconds(1));
+  sim_->At(obeys ? std::min(grace, leaves) : grace,
+           [=, this] { Exit(pid, obeys ? SimExit{.exit_code = 0} : SimExit{.signal = 9}); });
+}
+
+void SimTrainers::AgentDied(int node) {
+  for (const int64_t pid : std::set<int64_t>(on_node_[node])) {
+    Trainer& trainer = *Find(pid);
+    trainer.left = true;  // nobody waits for it
+    if (trainer.world != nullptr) trainer.world->faulted.insert(trainer.rank);
+    Exit(pid, {.signal = 9});
   }
 }
 
-void SimCluster::KillTrainer(int i, const std::string& worker, int signal) {
-  Agent& agent = *agents_[i];
-  const auto found = agent.trainers.find(worker);
-  if (found == agent.trainers.end()) return;
-  const AssignmentRef from = found->second.assignment;
-  agent.trainers.erase(found);
-  Report(i, from, ExitedReport{.signal = signal});
-  agent.past.push_back(from);
+int64_t SimTrainers::PickRunning() {
+  if (trainers_.empty()) return 0;
+  // By number, not by a walk: there may be thousands.
+  auto it = trainers_.lower_bound(1 + sim_->Pick(static_cast<int>(next_pid_)));
+  return it == trainers_.end() ? trainers_.begin()->first : it->first;
 }
 
-void SimCluster::StepWorld(const std::string& job_id, int64_t epoch) {
-  World& world = WorldOf(job_id, epoch);
-  std::vector<std::pair<int, Trainer*>> here;  // agent, trainer
-  for (const auto& [rank, place] : world.place) {
-    Agent& agent = *agents_[place.first];
-    const auto found = agent.trainers.find(place.second);
-    if (found == agent.trainers.end() || found->second.assignment.job_id != job_id ||
-        found->second.assignment.epoch != epoch) {
-      continue;
-    }
-    here.emplace_back(place.first, &found->second);
+void SimTrainers::Kill(int64_t pid, int signal) {
+  Trainer* trainer = Find(pid);
+  if (trainer == nullptr) return;
+  if (trainer->world != nullptr) {
+    trainer->world->faulted.insert(trainer->rank);
+  } else {
+    hit_workers_.insert(trainer->run.worker);
   }
-  const bool some_have_died = here.size() < world.place.size();
-  if (world.over || (here.empty() && !world.place.empty())) return;
-  const bool all_train =
-      static_cast<int>(here.size()) == world.world_size &&
-      std::all_of(here.begin(), here.end(), [](const auto& h) { return h.second->training; });
-  if (some_have_died) {  // the collectives of the others fail
-    for (auto& [i, trainer] : here) {
-      if (trainer->failed || trainer->done || !trainer->training) continue;
+  Exit(pid, {.signal = signal});
+}
+
+void SimTrainers::Freeze(int64_t pid, absl::Duration duration) {
+  Trainer* trainer = Find(pid);
+  if (trainer == nullptr || trainer->world == nullptr) return;
+  trainer->world->faulted.insert(trainer->rank);
+  absl::Duration& until = trainer->world->paused_until;
+  until = std::max(until, sim_->steady() + duration);
+}
+
+// ---- what they are told
+
+void SimTrainers::Send(int64_t pid, const AgentToTrainer& message) {
+  Trainer* trainer = Find(pid);
+  if (trainer == nullptr) return;
+  if (const auto* assign = std::get_if<AssignMessage>(&message)) {
+    Join(pid, *trainer, *assign);
+  } else if (const auto* directive = std::get_if<DirectiveMessage>(&message)) {
+    if (trainer->world != nullptr && trainer->world->epoch == directive->epoch) {
+      OnDirective(*trainer, directive->directive);
+    }
+  } else if (const auto* id = std::get_if<UniqueIdMessage>(&message)) {
+    if (trainer->world != nullptr && trainer->world->epoch == id->epoch) OnUniqueId(pid, *trainer);
+  } else if (const auto* abort = std::get_if<AbortMessage>(&message)) {
+    if (trainer->world != nullptr && trainer->world->epoch == abort->epoch) {
+      trainer->world->over = true;
       trainer->failed = true;
-      Report(i, trainer->assignment, FailedMessage{epoch, "all-reduce: connection closed", true});
     }
-  } else if (all_train) {
-    ++world.iteration;
-    // The agreement: what every rank holds without a gap is applied at this step.
-    int64_t held = INT64_MAX;
-    for (int rank = 0; rank < world.world_size; ++rank) {
-      int64_t through = world.applied;
-      while (world.directives[rank].contains(through + 1)) ++through;
-      held = std::min(held, through);
-    }
-    bool stop = world.iteration >= world.train_iters;
-    for (; world.applied < held; ++world.applied) {
-      const Directive::Kind kind = world.kinds.at(world.applied + 1);
-      stop |= kind == Directive::Kind::kStop || kind == Directive::Kind::kCheckpointAndStop;
-    }
-    const auto& [reporter, last] = here.back();
-    StepMessage step;
-    step.iteration = world.iteration;
-    step.consumed_samples = world.iteration;
-    step.lm_loss = 1.0;
-    step.applied_directive = world.applied;
-    Report(reporter, last->assignment, step);
-    if (stop) {
-      world.over = true;
-      for (auto& [i, trainer] : here) {
-        trainer->done = true;
-        Report(i, trainer->assignment, DoneMessage{epoch, 0, "stopped or trained"});
-      }
-      return;
-    }
+  } else if (const auto* reply = std::get_if<StoreReplyMessage>(&message)) {
+    OnStoreReply(pid, *trainer, *reply);
   }
-  At(absl::Milliseconds(50 + Pick(300)), [=, this] { StepWorld(job_id, epoch); });
+}
+
+SimTrainers::World* SimTrainers::FindWorld(const std::string& job_id, int64_t epoch) {
+  const auto found = worlds_.find({job_id, epoch});
+  return found == worlds_.end() ? nullptr : found->second.get();
+}
+
+void SimTrainers::Join(int64_t pid, Trainer& trainer, const AssignMessage& assign) {
+  auto& world = worlds_[{assign.job_id, assign.epoch}];
+  if (world == nullptr) {
+    world = std::make_unique<World>();
+    world->job_id = assign.job_id;
+    world->epoch = assign.epoch;
+    world->world_size = assign.world_size;
+    world->train_iters = *ParseJobSpec(assign.spec_json).spec.training.train_iters;
+    world->applied = assign.directives_through;
+    world->pids.resize(assign.world_size);
+  }
+  int64_t& place = world->pids.at(assign.rank);
+  if (place != 0) {
+    sim_->Wrong(absl::StrCat("rank ", assign.rank, " of ", assign.job_id, " epoch ", assign.epoch,
+                             " runs twice: on ", Find(place)->run.worker, " and on ",
+                             trainer.run.worker));
+  }
+  place = pid;
+  trainer.world = world.get();
+  trainer.rank = assign.rank;
+  trainer.through = assign.directives_through;
+  Say(pid, PhaseMessage{assign.epoch, "loading", ""});
+  if (assign.rank == 0) {
+    sim_->At(sim_->Between(absl::Milliseconds(1), absl::Milliseconds(100)), [=, this] {
+      Say(pid, PublishUniqueIdMessage{assign.epoch, "1d"});
+    });
+  }
+}
+
+void SimTrainers::OnUniqueId(int64_t pid, Trainer& trainer) {
+  World& world = *trainer.world;
+  if (world.over) return;
+  if (trainer.rank >= kMaxKeys || world.world_size == 1) return StartTraining(pid, trainer);
+  Say(pid, StoreRequestMessage{.request = trainer.next_request++,
+                               .epoch = world.epoch,
+                               .op = StoreRequestMessage::Op::kSet,
+                               .key = absl::StrCat("group/", trainer.rank),
+                               .value = "00"});
+}
+
+void SimTrainers::OnStoreReply(int64_t pid, Trainer& trainer, const StoreReplyMessage& reply) {
+  World& world = *trainer.world;
+  if (world.over || trainer.failed || trainer.training) return;
+  if (!reply.ok) {
+    trainer.failed = true;
+    world.over = true;
+    Say(pid, FailedMessage{world.epoch, absl::StrCat("rendezvous: ", reply.error), true});
+    return FailOthers(world);
+  }
+  const int num_keys = std::min(kMaxKeys, world.world_size);
+  if (trainer.waits_for == 0) {
+    trainer.waits_for = trainer.next_request++;
+    Say(pid, StoreRequestMessage{.request = trainer.waits_for,
+                                 .epoch = world.epoch,
+                                 .op = StoreRequestMessage::Op::kWaitPrefix,
+                                 .key = "group/",
+                                 .count = num_keys,
+                                 .limit_ms = 600'000});
+    return;
+  }
+  if (static_cast<int>(reply.entries.size()) != num_keys) {
+    sim_->Wrong(
+        absl::StrCat(world.job_id, ": a rank got ", reply.entries.size(), " keys of ", num_keys));
+  }
+  StartTraining(pid, trainer);
+}
+
+void SimTrainers::OnDirective(Trainer& trainer, const Directive& directive) {
+  World& world = *trainer.world;
+  const auto [known, is_new] = world.kinds.emplace(directive.number, directive.kind);
+  if (!is_new && known->second != directive.kind) {
+    sim_->Wrong(absl::StrCat("directive ", directive.number, " of ", world.job_id,
+                             " has changed its kind"));
+  }
+  world.newest_directive = std::max(world.newest_directive, directive.number);
+  if (directive.number > trainer.through) trainer.ahead.insert(directive.number);
+  while (trainer.ahead.erase(trainer.through + 1) > 0) ++trainer.through;
 }
 
 }  // namespace muster

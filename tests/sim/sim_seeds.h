@@ -1,0 +1,16 @@
+// Runs a case for many seeds, and says which one failed and how to see it again.
+#pragma once
+
+#include "tests/sim/sim_cluster.h"
+
+namespace muster {
+
+// A number from the environment.
+int FromEnvironment(const char* name, int otherwise);
+// Whether MUSTER_SIM_SEED asks for a single one.
+bool OneSeed();
+// Seeds first, first + 1, ... as many as `count`, or as MUSTER_SIM_SEEDS says for a count of 1000;
+// the sum of what happened. Stops at the first failure.
+SimCluster::Tally RunSeeds(uint32_t first, int count, SimOptions options);
+
+}  // namespace muster

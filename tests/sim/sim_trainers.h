@@ -1,0 +1,122 @@
+// The trainers of a simulation: processes that an agent starts, feeds and ends, and what those of
+// one epoch share: they step together, as their collectives make them, whether or not anybody hears
+// of the coordinator.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "common/control/messages.h"
+#include "tests/sim/sim_context.h"
+
+namespace muster {
+
+struct SimExit {
+  int exit_code = 0, signal = 0;
+  std::string launch_error;
+};
+
+// One start of a trainer by one life of an agent.
+struct SimRun {
+  int node = 0, life = 0;
+  std::string worker;
+  int64_t run = 0;
+};
+
+class SimTrainers {
+ public:
+  struct Agents {
+    std::function<void(const SimRun&, int64_t pid)> started;
+    std::function<void(const SimRun&, const TrainerToAgent&)> said;
+    std::function<void(const SimRun&, const SimExit&)> exited;
+  };
+  struct World {
+    std::string job_id;
+    int64_t epoch = 0;
+    int world_size = 0;
+    int64_t train_iters = 0;
+    std::vector<int64_t> pids;  // by rank; 0: none has joined
+    int num_training = 0;
+    int64_t iteration = 0, applied = 0, newest_directive = 0;
+    std::map<int64_t, Directive::Kind> kinds;
+    bool over = false, stepping = false, exiting = false;
+    absl::Duration last_step, paused_until, longest_gap;  // between steps
+    std::set<int> faulted;                                // ranks that a fault has hit
+  };
+
+  explicit SimTrainers(Sim* sim) : sim_(sim) {}
+  void Connect(Agents agents) { agents_ = std::move(agents); }
+  void Calm() { calm_ = true; }
+  void set_step(absl::Duration shortest, absl::Duration longest) {
+    shortest_step_ = shortest;
+    longest_step_ = longest;
+  }
+
+  // ---- by agents
+  int64_t Start(const SimRun& run);
+  void Send(int64_t pid, const AgentToTrainer& message);
+  void Signal(int64_t pid);  // SIGTERM: every rank leaves at the next step
+  void End(int64_t pid, absl::Duration grace);
+  void AgentDied(int node);
+
+  // ---- by faults
+  int64_t PickRunning();  // 0: there is none
+  void Kill(int64_t pid, int signal);
+  void Freeze(int64_t pid, absl::Duration duration);
+
+  World* FindWorld(const std::string& job_id, int64_t epoch);
+  size_t num_running() const { return trainers_.size(); }
+  // Iteration of an epoch's trainers on this node; what a heartbeat says.
+  struct Progress {
+    std::string job_id;
+    int64_t epoch = 0, iteration = 0;
+  };
+  std::vector<Progress> ProgressOn(int node) const;
+  const std::map<std::pair<std::string, int64_t>, std::unique_ptr<World>>& worlds() const {
+    return worlds_;
+  }
+  int64_t num_steps() const { return num_steps_; }
+  // Whether a trainer of it was killed or could not be started before it had a rank.
+  bool WasHit(const std::string& worker) const { return hit_workers_.contains(worker); }
+
+ private:
+  struct Trainer {
+    SimRun run;
+    World* world = nullptr;  // none: it has no assignment yet
+    int rank = -1;
+    bool training = false, done = false, failed = false, ending = false, left = false;
+    int64_t through = 0;       // directives held without a gap
+    std::set<int64_t> ahead;   // and those beyond a gap
+    int64_t next_request = 1;  // of the store
+    int64_t waits_for = 0;
+    absl::Duration last_progress;
+  };
+  Trainer* Find(int64_t pid);
+  void Say(int64_t pid, TrainerToAgent message);
+  void Join(int64_t pid, Trainer& trainer, const AssignMessage& assign);
+  void OnUniqueId(int64_t pid, Trainer& trainer);
+  void OnStoreReply(int64_t pid, Trainer& trainer, const StoreReplyMessage& reply);
+  void OnDirective(Trainer& trainer, const Directive& directive);
+  void StartTraining(int64_t pid, Trainer& trainer);
+  void StepWorld(World& world);
+  void Finish(World& world, int exit_code, const std::string& reason);
+  void FailOthers(World& world);
+  void Exit(int64_t pid, const SimExit& exit);
+
+  Sim* const sim_;
+  Agents agents_;
+  bool calm_ = false;
+  absl::Duration shortest_step_ = absl::Milliseconds(50), longest_step_ = absl::Milliseconds(350);
+  std::map<int64_t, Trainer> trainers_;       // by pid
+  std::map<int, std::set<int64_t>> on_node_;  // pids
+  std::map<std::string, int64_t> on_worker_;  // one device, one trainer
+  std::map<std::pair<std::string, int64_t>, std::unique_ptr<World>> worlds_;
+  std::set<std::string> hit_workers_;
+  int64_t next_pid_ = 1, num_steps_ = 0;
+};
+
+}  // namespace muster
