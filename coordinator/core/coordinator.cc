@@ -15,10 +15,19 @@ absl::Status NoSuchJob(const std::string& job_id) {
   return absl::NotFoundError(absl::StrCat("job \"", job_id, "\" is not known"));
 }
 
+// What a job is judged by. An agent that has had its acknowledgement does not say it again.
+bool IsFinalWord(const ReportBody& body) {
+  return std::holds_alternative<DoneMessage>(body) || std::holds_alternative<FailedMessage>(body) ||
+         std::holds_alternative<ExitedReport>(body);
+}
+
 }  // namespace
 
 Coordinator::Coordinator(const CoordinatorOptions& options)
-    : options_(options), membership_(options.membership), rendezvous_(options.rendezvous) {}
+    : options_(options),
+      membership_(options.membership),
+      rendezvous_(options.rendezvous),
+      job_tag_(options.job_tag) {}
 
 Outcome Coordinator::Handle(const Event& event, absl::Time now) {
   Outcome out;
@@ -30,12 +39,19 @@ Outcome Coordinator::Handle(const Event& event, absl::Time now) {
 
 std::vector<Action> Coordinator::Tick(absl::Time now) {
   std::vector<Action> actions;
-  for (const LostAgent& lost : membership_.Tick(now)) OnLost(lost, now, &actions);
+  const auto silence_of = [this](const std::string& job_id) { return SilenceOf(job_id); };
+  for (const LostAgent& lost : membership_.Tick(now, silence_of)) OnLost(lost, now, &actions);
   rendezvous_.Expire(now, &actions);
-  for (auto& [sequence, job] : jobs_) {
+  EndSettling(now);
+  const SignsOfLife signs = Signs();
+  for (auto it = live_.begin(); it != live_.end();) {
+    JobMachine& job = *jobs_.at(*it);
+    const bool released = job.released();
+    it = released ? live_.erase(it) : std::next(it);
+    if (released) continue;
     JobEffects effects;
-    job->Tick(now, &effects);
-    Apply(*job, effects, &actions);
+    job.Tick(now, &effects, signs);
+    Apply(job, effects, &actions);
   }
   Admit(now, &actions);
   FlushChanged(&actions);
@@ -45,6 +61,7 @@ std::vector<Action> Coordinator::Tick(absl::Time now) {
 absl::Status Coordinator::On(const RegisterAgent& event, absl::Time now, Outcome* out) {
   std::vector<LostAgent> lost;
   RETURN_IF_ERROR(membership_.Register(event, now, &lost));
+  decided_ = true;
   for (const LostAgent& agent : lost) OnLost(agent, now, &out->actions);
   out->reply = RegisterReply{membership_.FindAgent(event.incarnation)->workers,
                              membership_.heartbeat_interval(), membership_.heartbeat_timeout()};
@@ -68,10 +85,24 @@ absl::Status Coordinator::On(const CloseStream& event, absl::Time now, Outcome* 
 }
 
 absl::Status Coordinator::On(const Heartbeat& event, absl::Time now, Outcome* out) {
-  return membership_.Beat(event, now);
+  RETURN_IF_ERROR(membership_.Beat(event, now));
+  if (event.progress.empty()) return absl::OkStatus();
+  const Agent& agent = *membership_.FindStream(event.stream);
+  for (const TrainerProgress& progress : event.progress) {
+    if (!agent.Holds(progress.job_id)) continue;
+    JobMachine* job = MutableJob(progress.job_id);
+    const int64_t version = job->version();
+    job->OnProgress(agent.incarnation, progress, now);
+    if (job->version() != version) changed_.insert(progress.job_id);
+    Touch(*job);
+  }
+  return absl::OkStatus();
 }
 
 absl::Status Coordinator::On(const LeaveAgent& event, absl::Time now, Outcome* out) {
+  ASSIGN_OR_RETURN(LostAgent lost, membership_.Leave(event));
+  out->actions.emplace_back(EndStream{std::exchange(lost.stream, 0), absl::OkStatus()});
+  OnLost(lost, now, &out->actions);
   return absl::OkStatus();
 }
 
@@ -95,11 +126,13 @@ absl::Status Coordinator::On(const ReportBatch& event, absl::Time now, Outcome* 
         ++num_stale_reports_;
         continue;
       }
-      if (const auto* phase = std::get_if<PhaseMessage>(&report.body)) {
-        membership_.SetPhase(from.worker, phase->phase);
+      if (const auto* step = std::get_if<StepMessage>(&report.body)) {
+        membership_.NoteProgress(from.job_id, from.epoch, step->iteration, now);
       }
+      if (IsFinalWord(report.body)) decided_ = true;
       JobEffects effects;
       job->OnReport(from.rank, report.body, now, &effects);
+      membership_.SetPhase(from.worker, job->ranks()[from.rank].phase);
       changed_.insert(from.job_id);
       Apply(*job, effects, &out->actions);
     }
@@ -123,6 +156,10 @@ absl::Status Coordinator::On(const SubmitJob& event, absl::Time now, Outcome* ou
     out->reply = SubmitReply{.job_id = known->second};
     return absl::OkStatus();
   }
+  if (!storage_.writable) {
+    return absl::UnavailableError(
+        absl::StrCat("no jobs are taken now: ", storage_.reason, "; try again later"));
+  }
   ParsedSpec parsed = ParseJobSpec(event.spec_json);
   if (parsed.problems.empty()) {
     if (const auto topology = RankTopology::Create(TopologyOf(parsed.spec)); !topology.ok()) {
@@ -133,25 +170,23 @@ absl::Status Coordinator::On(const SubmitJob& event, absl::Time now, Outcome* ou
     out->reply = SubmitReply{.problems = std::move(parsed.problems)};
     return absl::OkStatus();
   }
-  const auto waiting = std::count_if(jobs_.begin(), jobs_.end(), [](const auto& entry) {
-    return entry.second->state() == JobState::kQueued;
+  const auto waiting = std::count_if(live_.begin(), live_.end(), [this](int64_t sequence) {
+    return jobs_.at(sequence)->state() == JobState::kQueued;
   });
   if (static_cast<size_t>(waiting) >= options_.max_waiting_jobs || !MakeRoom()) {
     return absl::ResourceExhaustedError(
         absl::StrCat(waiting, " jobs wait in the queue; try again when some have ended"));
   }
   const int64_t sequence = next_sequence_++;
-  const std::string job_id = options_.job_tag.empty()
-                                 ? absl::StrCat("job-", sequence)
-                                 : absl::StrCat("job-", options_.job_tag, "-", sequence);
+  self_unsaved_ = decided_ = true;
+  const std::string job_id = job_tag_.empty() ? absl::StrCat("job-", sequence)
+                                              : absl::StrCat("job-", job_tag_, "-", sequence);
   const int64_t train_iters = Resolve(parsed.spec, 0).train_iters;
   auto job = std::make_unique<JobMachine>(
       JobMachine::Identity{job_id, event.spec_json, event.idempotency_key, sequence},
       std::move(parsed.spec), train_iters, options_.jobs, now);
   job->Enqueue(now);
-  jobs_[sequence] = std::move(job);
-  job_sequence_[job_id] = sequence;
-  if (!event.idempotency_key.empty()) idempotency_[event.idempotency_key] = job_id;
+  AddJob(std::move(job));
   ++queue_generation_;
   changed_.insert(job_id);
   out->reply = SubmitReply{.job_id = job_id};
@@ -163,6 +198,7 @@ absl::Status Coordinator::On(const CancelJob& event, absl::Time now, Outcome* ou
   if (job == nullptr) return NoSuchJob(event.job_id);
   JobEffects effects;
   job->Cancel(event.mode, event.reason, now, &effects);
+  decided_ = true;
   ++queue_generation_;
   changed_.insert(event.job_id);
   Apply(*job, effects, &out->actions);
@@ -182,7 +218,9 @@ absl::Status Coordinator::On(const RequestDirective& event, absl::Time now, Outc
 }
 
 absl::Status Coordinator::On(const DrainWorker& event, absl::Time now, Outcome* out) {
-  return membership_.Drain(event.worker, event.undo);
+  RETURN_IF_ERROR(membership_.Drain(event.worker, event.undo));
+  decided_ = true;
+  return absl::OkStatus();
 }
 
 absl::Status Coordinator::On(const SetKey& event, absl::Time now, Outcome* out) {
@@ -208,6 +246,7 @@ JobMachine* Coordinator::MutableJob(const std::string& job_id) {
 }
 
 void Coordinator::OnLost(const LostAgent& lost, absl::Time now, std::vector<Action>* actions) {
+  decided_ = true;
   if (lost.stream != 0) {
     actions->emplace_back(EndStream{lost.stream, absl::AbortedError(lost.reason)});
   }
@@ -233,10 +272,57 @@ bool Coordinator::MakeRoom() {
     if (!job.released()) continue;
     job_sequence_.erase(job.job_id());
     idempotency_.erase(job.identity().idempotency_key);
+    forgotten_jobs_.insert(it->first);
+    unsaved_jobs_.erase(it->first);
+    live_.erase(it->first);
     jobs_.erase(it);
     return true;
   }
   return false;
+}
+
+void Coordinator::AddJob(std::unique_ptr<JobMachine> job) {
+  const JobMachine::Identity& identity = job->identity();
+  job_sequence_[identity.job_id] = identity.sequence;
+  if (!identity.idempotency_key.empty()) idempotency_[identity.idempotency_key] = identity.job_id;
+  if (!job->released()) live_.insert(identity.sequence);
+  Touch(*job);
+  jobs_[identity.sequence] = std::move(job);
+}
+
+void Coordinator::Touch(const JobMachine& job) {
+  if (job.unsaved()) unsaved_jobs_.insert(job.identity().sequence);
+}
+
+SignsOfLife Coordinator::Signs() const {
+  const auto of_agent = [this](const std::string& incarnation) -> std::optional<absl::Time> {
+    const Agent* agent = membership_.FindAgent(incarnation);
+    if (agent == nullptr) return std::nullopt;
+    return agent->last_sign;
+  };
+  return {.of_agent = of_agent, .silent_after = membership_.heartbeat_timeout()};
+}
+
+JobSilence Coordinator::SilenceOf(const std::string& job_id) const {
+  const JobMachine* job = FindJob(job_id);
+  if (job == nullptr || !IsActive(job->state()) || job->aborted()) return {.trains = false};
+  const std::optional<WaitPhase> phase = job->wait_phase();
+  if (!phase.has_value()) return {.trains = false};
+  // While it starts there are no steps that could tell of life.
+  const absl::Duration limit = *phase < WaitPhase::kStep ? options_.membership.silence_limit
+                                                         : job->phase_limits().Limit(*phase);
+  return {.trains = true, .patience = limit};
+}
+
+void Coordinator::EndSettling(absl::Time now) {
+  if (settle_until_ == absl::InfinitePast()) return;
+  if (settle_until_ > now && membership_.num_awaited() > 0) return;
+  settle_until_ = absl::InfinitePast();
+  for (const int64_t sequence : live_) {
+    JobMachine& job = *jobs_.at(sequence);
+    job.StartLimits(now);
+    Touch(job);
+  }
 }
 
 void Coordinator::FlushChanged(std::vector<Action>* actions) {

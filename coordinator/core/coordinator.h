@@ -12,6 +12,7 @@
 #include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/time/time.h"
@@ -42,15 +43,19 @@ class Coordinator {
   Outcome Handle(const Event& event, absl::Time now);
   std::vector<Action> Tick(absl::Time now);
 
-  // ---- durability: see durable.h
+  // ---- durability: see durable.h. The coordinator's own record is "coordinator".
   // What has changed since the last call: to be written before the actions of the same events are
   // carried out.
   DurableChanges TakeChanges();
   // Into a new coordinator, before its first event. INVALID_ARGUMENT names the record that cannot
-  // be read. `now`: agents that were alive have from now on their time to reconnect.
+  // be read; the coordinator must not be used then. `now`: agents that were alive have from now on
+  // their time to reconnect.
   absl::Status Restore(const DurableState& state, absl::Time now);
+  // Everything that is durable, as if nothing had ever been saved.
+  DurableState SaveAll() const;
 
   // ---- reading
+  const std::string& job_tag() const { return job_tag_; }
   const StorageState& storage() const { return storage_; }
   const Membership& membership() const { return membership_; }
   const Rendezvous& rendezvous() const { return rendezvous_; }
@@ -58,6 +63,8 @@ class Coordinator {
   // By order of submission.
   const std::map<int64_t, std::unique_ptr<JobMachine>>& jobs() const { return jobs_; }
   int64_t num_stale_reports() const { return num_stale_reports_; }
+  // When agents were last heard; lives no longer than the coordinator.
+  SignsOfLife Signs() const;
   const CoordinatorOptions& options() const { return options_; }
 
  private:
@@ -90,6 +97,17 @@ class Coordinator {
   void Admit(absl::Time now, std::vector<Action>* actions);
   void StartJob(JobMachine& job, absl::Time now, std::vector<Action>* actions);
   bool MakeRoom();
+  void AddJob(std::unique_ptr<JobMachine> job);
+  // To be called after anything that may have changed the job.
+  void Touch(const JobMachine& job);
+  JobSilence SilenceOf(const std::string& job_id) const;
+  // Restored agents are back, or have had their time.
+  void EndSettling(absl::Time now);
+  int64_t SequenceOf(const std::string& job_id) const;
+  void SaveSelf(DurableChanges* changes) const;
+  absl::Status RestoreSelf(const std::string& value);
+  absl::Status RestoreJob(const JobRecords& records, absl::Time now);
+  absl::Status RestoreHeld(const JobMachine& job);
   void FlushChanged(std::vector<Action>* actions);
 
   const CoordinatorOptions options_;
@@ -98,10 +116,16 @@ class Coordinator {
   std::map<int64_t, std::unique_ptr<JobMachine>> jobs_;  // by sequence
   std::map<std::string, int64_t> job_sequence_;          // by id
   std::map<std::string, std::string> idempotency_;       // key -> job id
+  std::set<int64_t> live_;  // jobs that have not released all their workers
+  std::string job_tag_;
   int64_t next_sequence_ = 1;
   int64_t num_stale_reports_ = 0;
   StorageState storage_;
-  std::set<std::string> changed_;                 // jobs touched by the event that is handled now
+  std::set<std::string> changed_;                   // jobs touched by the event that is handled now
+  absl::Time settle_until_ = absl::InfinitePast();  // while restored agents may come back
+  // What TakeChanges has to look at.
+  bool self_unsaved_ = true, decided_ = false;
+  std::set<int64_t> unsaved_jobs_, forgotten_jobs_;
   int64_t queue_generation_ = 0;                  // raised when the queue changes
   std::pair<int64_t, int64_t> admitted_{-1, -1};  // generations at the last Admit
 };

@@ -12,25 +12,27 @@ namespace muster {
 void Coordinator::Admit(absl::Time now, std::vector<Action>* actions) {
   while (admitted_ != std::pair(membership_.generation(), queue_generation_)) {
     admitted_ = {membership_.generation(), queue_generation_};
-    std::vector<QueuedJob> queue;
-    for (const auto& [sequence, job] : jobs_) {
-      if (job->state() != JobState::kQueued) continue;
-      const ResourcesSpec& wanted = job->spec().resources;
-      queue.push_back({.job_id = job->job_id(),
-                       .kind = job->kind(),
-                       .num_workers = static_cast<int>(wanted.world_size + wanted.spares),
-                       .priority = wanted.priority,
-                       .sequence = sequence});
+    AdmissionInput input{.supply = membership_.supply()};
+    for (const int64_t sequence : live_) {
+      const JobMachine& job = *jobs_.at(sequence);
+      const ResourcesSpec& wanted = job.spec().resources;
+      if (job.state() == JobState::kQueued) {
+        input.jobs.push_back({.job_id = job.job_id(),
+                              .kind = job.kind(),
+                              .num_workers = static_cast<int>(wanted.world_size + wanted.spares),
+                              .priority = wanted.priority,
+                              .sequence = sequence});
+      } else if (!job.released()) {
+        const int num_spares = job.ended() ? 0 : static_cast<int>(job.spares().size());
+        input.holders.push_back({.job_id = job.job_id(),
+                                 .kind = job.kind(),
+                                 .num_workers = job.num_launched() + num_spares,
+                                 .ending = job.ended()});
+      }
     }
-    if (queue.empty()) return;
-    std::map<DeviceKind, WorkerSupply> supply;
-    for (const auto& [name, worker] : membership_.workers()) {
-      const bool alive = membership_.FindAgent(worker.incarnation)->state == AgentState::kAlive;
-      if (!alive || worker.draining) continue;
-      ++supply[worker.info.kind].num_usable;
-      if (membership_.IsIdle(worker)) ++supply[worker.info.kind].num_idle;
-    }
-    for (const AdmissionDecision& decision : DecideAdmission(std::move(queue), supply)) {
+    if (input.jobs.empty()) return;
+    if (!storage_.writable) input.paused = storage_.reason;
+    for (const AdmissionDecision& decision : DecideAdmission(std::move(input))) {
       JobMachine& job = *MutableJob(decision.job_id);
       const int64_t version = job.version();
       if (decision.start) {
@@ -39,6 +41,7 @@ void Coordinator::Admit(absl::Time now, std::vector<Action>* actions) {
         job.SetQueueReason(decision.reason);
       }
       if (job.version() != version) changed_.insert(job.job_id());
+      Touch(job);
     }
   }
 }

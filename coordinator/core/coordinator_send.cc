@@ -67,7 +67,11 @@ void Coordinator::Resync(const Agent& agent, std::vector<Action>* actions) {
 }
 
 void Coordinator::Apply(JobMachine& job, const JobEffects& effects, std::vector<Action>* actions) {
-  if (!effects.empty()) changed_.insert(job.job_id());
+  Touch(job);
+  if (!effects.empty()) {
+    changed_.insert(job.job_id());
+    decided_ = true;
+  }
   const std::string& job_id = job.job_id();
   for (const JobEffect& effect : effects) {
     if (std::holds_alternative<LaunchRanks>(effect)) {

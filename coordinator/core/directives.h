@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -17,6 +18,12 @@ class DirectiveLog {
 
   // Reported by a trainer. Numbers that were not given out are ignored; it never goes back.
   void Applied(int64_t through);
+
+  // Into an empty log. Entry i must have number i + 1, and 0 <= applied <= log.size().
+  void Restore(std::vector<Directive> log, int64_t applied) {
+    log_ = std::move(log);
+    applied_ = applied;
+  }
 
   // Those with a number above `through`, in order.
   std::vector<Directive> After(int64_t through) const;

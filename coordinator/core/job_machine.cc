@@ -1,12 +1,10 @@
 #include "coordinator/core/job_machine.h"
 
 #include <algorithm>
-#include <set>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "common/base/check.h"
 #include "common/base/status.h"
 
@@ -25,9 +23,12 @@ JobMachine::JobMachine(Identity identity, JobSpec spec, int64_t train_iters,
       train_iters_(train_iters),
       options_(options),
       submitted_at_(now),
-      history_(static_cast<int>(spec_.resources.world_size), options.history) {
+      history_(static_cast<int>(spec_.resources.world_size), options.history),
+      clock_(options.phases) {
   AddEvent(now, "submitted",
            absl::StrCat("job \"", spec_.name, "\" with ", world_size(), " ranks"));
+  unsaved_.identity = true;
+  unsaved_.state = true;
 }
 
 DeviceKind JobMachine::kind() const {
@@ -35,9 +36,7 @@ DeviceKind JobMachine::kind() const {
 }
 
 bool JobMachine::released() const {
-  return ended() && std::none_of(ranks_.begin(), ranks_.end(), [](const RankSlot& r) {
-           return r.trainer == RankSlot::Trainer::kLaunched;
-         });
+  return ended() && num_launched_ == 0;
 }
 
 void JobMachine::Enqueue(absl::Time now) {
@@ -58,14 +57,20 @@ void JobMachine::Start(std::vector<RankSlot> ranks, std::vector<std::string> spa
   ranks_ = std::move(ranks);
   spares_ = std::move(spares);
   for (RankSlot& slot : ranks_) slot.trainer = RankSlot::Trainer::kLaunched;
+  RecountRanks();
+  stepped_ = false;
+  committed_ = 0;
+  agent_iteration_.clear();
   ++epoch_;
   unique_id_.clear();
   aborted_ = false;
   directives_through_ = directives_.applied();
   reason_.clear();
   if (!started_at_.has_value()) started_at_ = now;
-  forming_deadline_ = now + options_.forming_limit;
+  unsaved_.epoch = true;
+  AllRanksChanged();
   SetState(JobState::kForming, now);
+  UpdateWait(now);
   effects->emplace_back(LaunchRanks{});
 }
 
@@ -91,12 +96,14 @@ void JobMachine::FinishDone(absl::Time now, JobEffects* effects) {
 void JobMachine::OnFailure(FailureCause cause, absl::Time now, JobEffects* effects) {
   const bool better = !cause_.has_value() || (cause_->symptom && !cause.symptom);
   if (better) cause_ = std::move(cause);
+  unsaved_.cause = true;
   Changed();
   if (cause_->symptom) {
     if (symptom_deadline_.has_value()) return;
     symptom_deadline_ = now + options_.symptom_window;
     reason_ = absl::StrCat(cause_->text, "; waiting for its cause");
     Abort(cause_->text, effects);
+    UpdateWait(now);
     return;
   }
   // What is cancelled need not succeed, except to save.
@@ -111,6 +118,7 @@ void JobMachine::OnFailure(FailureCause cause, absl::Time now, JobEffects* effec
 void JobMachine::Abort(const std::string& reason, JobEffects* effects) {
   if (aborted_) return;
   aborted_ = true;
+  unsaved_.epoch = true;
   effects->emplace_back(AbortEpoch{reason});
   effects->emplace_back(EndRendezvous{reason});
 }
@@ -122,16 +130,14 @@ void JobMachine::Finish(JobState state, int exit_code, const std::string& reason
   exit_code_ = exit_code;
   ended_at_ = now;
   symptom_deadline_.reset();
-  forming_deadline_.reset();
-  done_deadline_.reset();
   cancel_deadline_.reset();
+  if (num_launched_ > 0) release_deadline_ = now + options_.stop_grace + options_.release_limit;
   const bool in_order = state == JobState::kCompleted || state == JobState::kExited ||
-                        (state == JobState::kCancelled && !ranks_.empty() &&
-                         std::all_of(ranks_.begin(), ranks_.end(),
-                                     [](const RankSlot& r) { return r.done.has_value(); }));
+                        (state == JobState::kCancelled && num_done_ == world_size());
   if (!ranks_.empty()) {
     if (in_order) {
       aborted_ = true;  // nothing of this epoch is accepted any more
+      unsaved_.epoch = true;
       effects->emplace_back(EndRendezvous{reason});
     } else {
       Abort(reason, effects);
@@ -140,6 +146,7 @@ void JobMachine::Finish(JobState state, int exit_code, const std::string& reason
     effects->emplace_back(ReleaseSpares{});
   }
   SetState(state, now);
+  UpdateWait(now);
 }
 
 absl::StatusOr<Directive> JobMachine::Request(Directive::Kind kind, const std::string& reason,
@@ -173,11 +180,15 @@ void JobMachine::Cancel(CancelMode mode, const std::string& reason, absl::Time n
   AddEvent(now, "cancel_requested", cancel_reason_);
   Changed();
   const bool nothing_to_stop = state_ == JobState::kSubmitted || state_ == JobState::kQueued ||
-                               state_ == JobState::kForming || aborted_;
+                               state_ == JobState::kForming;
   if (mode == CancelMode::kKill || nothing_to_stop) {
-    Finish(JobState::kCancelled, kExitCancelled, cancel_reason_, now, effects);
+    const std::string failed =
+        cause_.has_value() ? absl::StrCat("; on the way: ", cause_->text) : "";
+    Finish(JobState::kCancelled, kExitCancelled, absl::StrCat(cancel_reason_, failed), now,
+           effects);
     return;
   }
+  if (aborted_) return;  // it has stopped; the search for the cause ends it soon
   const bool save = mode == CancelMode::kCheckpointAndStop && spec_.checkpoint.save.has_value();
   const auto directive =
       Request(save ? Directive::Kind::kCheckpointAndStop : Directive::Kind::kStop, cancel_reason_,
@@ -186,49 +197,105 @@ void JobMachine::Cancel(CancelMode mode, const std::string& reason, absl::Time n
     Finish(JobState::kCancelled, kExitCancelled, cancel_reason_, now, effects);
     return;
   }
-  cancel_deadline_ = now + (save ? options_.checkpoint_and_stop_limit : options_.stop_limit);
+  absl::Duration limit = save ? options_.checkpoint_and_stop_limit : options_.stop_limit;
+  // A step boundary comes only after what it does now.
+  if (state_ == JobState::kCheckpointing) {
+    limit = std::max(limit, options_.checkpoint_and_stop_limit);
+  } else if (state_ == JobState::kEvaluating) {
+    limit = std::max(limit, std::min(clock_.limits().Limit(WaitPhase::kEvaluation),
+                                     options_.checkpoint_and_stop_limit));
+  }
+  cancel_deadline_ = now + limit;
 }
 
-void JobMachine::Tick(absl::Time now, JobEffects* effects) {
+void JobMachine::Tick(absl::Time now, JobEffects* effects, const SignsOfLife& signs) {
+  SkipStandstill(now);
   const auto passed = [&](const std::optional<absl::Time>& limit) {
     return limit.has_value() && *limit <= now;
   };
+  if (limits_stand_still_) return;
+  if (ended()) {
+    if (passed(release_deadline_)) TellToStopAgain(now, signs, effects);
+    return;
+  }
   if (!IsActive(state_)) return;
   if (passed(symptom_deadline_)) {
-    cause_->symptom = false;  // nothing better came: this is the cause
-    symptom_deadline_.reset();
-    OnFailure(*cause_, now, effects);
+    JudgeSymptom(now, signs, effects);
   } else if (passed(cancel_deadline_)) {
+    const MissingReport missing = DescribeMissing(Missing(signs), now, signs.silent_after);
     Finish(JobState::kCancelled, kExitCancelled,
-           absl::StrCat(cancel_reason_, "; its trainers did not stop in time and were killed"), now,
-           effects);
+           absl::StrCat(cancel_reason_,
+                        "; its trainers did not stop in time and were killed: ", missing.text),
+           now, effects);
     Changed();
-  } else if (passed(forming_deadline_)) {
-    int late = 0;  // the rank that is named as the first; the text names all
-    while (late + 1 < world_size() && IsTrainingPhase(ranks_[late].phase)) ++late;
-    OnFailure(CauseAt(late,
-                      absl::StrCat("no progress while forming for ",
-                                   absl::FormatDuration(options_.forming_limit), "; ", Progress()),
+  } else {
+    CheckWait(now, signs, effects);
+  }
+}
+
+void JobMachine::SkipStandstill(absl::Time now) {
+  const absl::Duration away = now - ticked_at_;
+  const bool stood_still = ticked_at_ != absl::InfinitePast() && away > options_.standstill;
+  ticked_at_ = now;
+  seen_at_ = std::max(seen_at_, now);
+  if (!stood_still) return;
+  unsaved_.state = true;
+  clock_.Skip(away, now);
+  for (auto* deadline : {&symptom_deadline_, &cancel_deadline_, &release_deadline_}) {
+    if (deadline->has_value()) **deadline += away;
+  }
+}
+
+// Nothing better than the symptom came. A node that fell silent before it is a likelier cause than
+// whoever noticed: nobody has reported its end.
+void JobMachine::JudgeSymptom(absl::Time now, const SignsOfLife& signs, JobEffects* effects) {
+  symptom_deadline_.reset();
+  int silent = -1;
+  absl::Time oldest = cause_->time;
+  for (int rank = 0; signs.of_agent && rank < static_cast<int>(ranks_.size()); ++rank) {
+    if (ranks_[rank].trainer != RankSlot::Trainer::kLaunched) continue;
+    const std::optional<absl::Time> sign = signs.of_agent(ranks_[rank].incarnation);
+    // Agents are heard several times in the window, so one that was not heard since is silent.
+    if (!sign.has_value() || *sign >= oldest || now - *sign <= signs.silent_after) continue;
+    oldest = *sign;
+    silent = rank;
+  }
+  if (silent >= 0) {
+    const std::string noticed = cause_->text;
+    OnFailure(CauseAt(silent,
+                      absl::StrCat("its agent has been silent for ", ShortDuration(now - oldest),
+                                   "; noticed by ", noticed),
                       now),
               now, effects);
-  } else if (passed(done_deadline_)) {
-    std::vector<int> missing;
-    for (int rank = 0; rank < world_size(); ++rank) {
-      if (!ranks_[rank].done.has_value()) missing.push_back(rank);
-    }
-    OnFailure(
-        CauseAt(missing.front(),
-                absl::StrCat("ranks ", CompressRanks(missing), " are not done ",
-                             absl::FormatDuration(options_.done_limit), " after the first one was"),
-                now),
-        now, effects);
+    return;
   }
+  cause_->symptom = false;
+  OnFailure(FailureCause(*cause_), now, effects);
+}
+
+void JobMachine::TellToStopAgain(absl::Time now, const SignsOfLife& signs, JobEffects* effects) {
+  release_deadline_.reset();
+  if (num_launched_ == 0) return;
+  release_deadline_ = now + 2 * options_.release_limit;
+  if (!not_released_noted_) {
+    const MissingReport missing = DescribeMissing(Missing(signs), now, signs.silent_after);
+    AddEvent(now, "not_released",
+             absl::StrCat("trainers have not ended ", ShortDuration(now - *ended_at_),
+                          " after they were told to, and are told again: ", missing.text));
+    Changed();
+  }
+  not_released_noted_ = true;
+  effects->emplace_back(StopRanks{});
 }
 
 void JobMachine::SetState(JobState state, absl::Time now) {
   if (state_ == state) return;
-  if (state_ == JobState::kForming) forming_deadline_.reset();
   state_ = state;
+  // A save that has begun may end, once, before a job that shall stop is killed.
+  if (state == JobState::kCheckpointing && cancel_deadline_.has_value() && !cancel_extended_) {
+    cancel_extended_ = true;
+    cancel_deadline_ = std::max(*cancel_deadline_, now + options_.checkpoint_and_stop_limit);
+  }
   const bool routine = state == JobState::kEvaluating || state == JobState::kCheckpointing ||
                        (state == JobState::kRunning && iteration_ > 0);
   if (!routine) {
@@ -244,28 +311,6 @@ void JobMachine::AddEvent(absl::Time now, const std::string& kind, const std::st
   JobEvent event{.time = now, .epoch = epoch_, .kind = kind, .text = text, .rank = rank};
   if (rank >= 0 && rank < static_cast<int>(ranks_.size())) event.worker = ranks_[rank].worker;
   history_.AddEvent(std::move(event));
-}
-
-std::string JobMachine::Progress() const {
-  if (!IsActive(state_)) return "";
-  std::map<std::string, std::vector<int>> by_phase;
-  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
-    by_phase[ranks_[rank].phase].push_back(rank);
-  }
-  std::vector<std::string> parts;
-  for (const auto& [phase, members] : by_phase) {
-    std::set<std::string> nodes;
-    if (!IsTrainingPhase(phase)) {
-      for (const int rank : members) nodes.insert(ranks_[rank].node);
-    }
-    std::vector<std::string> named(nodes.begin(), nodes.end());
-    const bool more = named.size() > 4;
-    if (more) named.resize(4);
-    parts.push_back(absl::StrCat("ranks ", CompressRanks(members), named.empty() ? "" : " (node ",
-                                 absl::StrJoin(named, ", "), more ? ", ..." : "",
-                                 named.empty() ? "" : ")", ": ", phase));
-  }
-  return absl::StrJoin(parts, "; ");
 }
 
 }  // namespace muster

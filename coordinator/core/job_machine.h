@@ -23,7 +23,9 @@
 // gaps.
 #pragma once
 
+#include <array>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
@@ -33,8 +35,12 @@
 #include "absl/time/time.h"
 #include "common/spec/job_spec.h"
 #include "coordinator/core/directives.h"
+#include "coordinator/core/durable.h"
 #include "coordinator/core/job_state.h"
+#include "coordinator/core/job_waits.h"
 #include "coordinator/core/metrics.h"
+#include "coordinator/core/phase_limits.h"
+#include "coordinator/core/rank_set.h"
 #include "coordinator/core/types.h"
 
 namespace muster {
@@ -46,8 +52,11 @@ struct RankSlot {
   int num_threads = 1;
   Trainer trainer = Trainer::kNone;
   std::string phase = "launched", phase_detail;
+  RankStage stage = RankStage::kStart;  // follows from the members around it
+  absl::Time last_report = absl::InfinitePast();
   std::optional<DoneMessage> done;
   bool failed_in_collective = false;
+  bool unsaved = false;  // it is in the list of ranks whose record has changed
 };
 
 struct FailureCause {
@@ -82,12 +91,23 @@ using JobEffects = std::vector<JobEffect>;
 
 struct JobOptions {
   absl::Duration symptom_window = absl::Milliseconds(2500);  // > heartbeat_timeout
-  absl::Duration forming_limit = absl::Minutes(10);          // without any rank's progress
-  absl::Duration done_limit = absl::Minutes(10);  // from the first rank's done to the last
+  PhaseLimitOptions phases;
   absl::Duration stop_limit = absl::Minutes(1);   // a stop directive not obeyed: kill
   absl::Duration checkpoint_and_stop_limit = absl::Minutes(15);
   absl::Duration stop_grace = absl::Seconds(3);  // the agent's patience with its trainer
+  // Trainers that have not ended this long after that are told again.
+  absl::Duration release_limit = absl::Seconds(30);
+  // Ticks further apart: this process stood still, and the time counts for nobody.
+  absl::Duration standstill = absl::Seconds(5);
   HistoryLimits history;
+};
+
+// All that is saved of one job: values of records, with their keys where there are many.
+struct JobRecords {
+  int64_t sequence = 0;
+  const std::string *identity = nullptr, *state = nullptr, *epoch = nullptr, *cause = nullptr;
+  std::map<int64_t, const std::string*> ranks, directives;
+  std::vector<const LedgerRow*> ledger;  // by kind and index
 };
 
 class JobMachine {
@@ -117,7 +137,25 @@ class JobMachine {
                                     JobEffects* effects);
   // Of no effect on a job that has ended. A weaker mode than the one before is ignored.
   void Cancel(CancelMode mode, const std::string& reason, absl::Time now, JobEffects* effects);
-  void Tick(absl::Time now, JobEffects* effects);
+  void Tick(absl::Time now, JobEffects* effects, const SignsOfLife& signs = {});
+  // News by an agent's heartbeat; of another job or epoch: ignored.
+  void OnProgress(const std::string& incarnation, const TrainerProgress& progress, absl::Time now);
+
+  // ---- durability (job_durable.cc, job_restore.cc)
+  // Whether something has changed since the last TakeChanges.
+  bool unsaved() const;
+  // Adds it. Costs what has changed, not what the job is.
+  void TakeChanges(DurableChanges* changes);
+  // Adds everything, as if nothing had ever been saved.
+  void SaveAll(DurableChanges* changes) const;
+  // A job as its records say. INVALID_ARGUMENT names the record and its fault.
+  static absl::StatusOr<std::unique_ptr<JobMachine>> Restore(const JobRecords& records,
+                                                             const JobOptions& options,
+                                                             absl::Time now);
+  // A restored job's limits stand still until its agents have had their time to come back; then
+  // they start anew.
+  void StartLimits(absl::Time now);
+  bool limits_stand_still() const { return limits_stand_still_; }
 
   const std::string& job_id() const { return identity_.job_id; }
   const Identity& identity() const { return identity_; }
@@ -137,6 +175,7 @@ class JobMachine {
   bool ended() const { return IsEnded(state_); }
   bool released() const;  // ended, and no trainer of it is left
   bool aborted() const { return aborted_; }
+  int num_launched() const { return num_launched_; }  // trainers that have not ended
   bool cancelling() const { return cancel_.has_value() && !ended(); }
   const std::optional<FailureCause>& cause() const { return cause_; }
   const std::vector<RankSlot>& ranks() const { return ranks_; }
@@ -149,10 +188,57 @@ class JobMachine {
   absl::Time submitted_at() const { return submitted_at_; }
   std::optional<absl::Time> started_at() const { return started_at_; }
   std::optional<absl::Time> ended_at() const { return ended_at_; }
-  // While forming: "ranks 0-2: training; ranks 3 (node b): loading".
+  // While active: "ranks 0-2: training; ranks 3 (node b): loading".
   std::string Progress() const;
+  // What it waits for at this moment; nullopt: for nothing.
+  std::optional<JobWait> Wait(const SignsOfLife& signs = {}) const;
+  std::optional<WaitPhase> wait_phase() const { return clock_.phase(); }
+  const PhaseLimits& phase_limits() const { return clock_.limits(); }
+  // The newest step of this epoch that is known to be committed, by a report or a heartbeat.
+  int64_t committed() const { return committed_; }
 
  private:
+  // What has changed since the last TakeChanges.
+  struct Unsaved {
+    bool identity = false, state = false, epoch = false, cause = false;
+    std::vector<int> ranks;  // each once: RankSlot::unsaved
+    int64_t directives_saved = 0, ranks_saved = 0;
+    int64_t next_step = 1, next_evaluation = 1, next_checkpoint = 1, next_event = 1;  // to be saved
+  };
+  struct Restored {};  // the constructor for Restore: no event is added
+  JobMachine(Restored, Identity identity, JobSpec spec, int64_t train_iters,
+             const JobOptions& options, absl::Time submitted_at);
+  void Save(const Unsaved& what, DurableChanges* changes) const;
+  template <class V, class M>
+  static void VisitState(V& v, M& m);
+  template <class V, class M>
+  static void VisitEpoch(V& v, M& m);
+  absl::Status RestoreState(const JobRecords& records);
+  absl::Status RestoreRanks(const JobRecords& records);
+  absl::Status RestoreDirectives(const JobRecords& records);
+  absl::Status RestoreLedger(const JobRecords& records);
+  absl::Status RestoreSamples(const std::vector<double>& numbers, const std::string& where);
+  absl::Status CheckRestored(const std::string& where) const;
+  void RankChanged(int rank);
+  void AllRanksChanged();
+
+  // ---- job_phases.cc
+  void Place(int rank, const std::string& phase, RankStage stage);
+  void RecountRanks();  // from ranks_
+  int NumIn(RankStage stage) const { return num_in_stage_[static_cast<int>(stage)]; }
+  int num_early() const;
+  std::optional<WaitPhase> CurrentWait() const;
+  // To be called after everything that CurrentWait() depends on.
+  void UpdateWait(absl::Time now);
+  void NoteProgress(absl::Time now, std::optional<absl::Duration> measured = std::nullopt);
+  void NoteResumed(absl::Time now);
+  void OnCommitted(int64_t iteration, std::optional<absl::Duration> measured, absl::Time now);
+  void CheckWait(absl::Time now, const SignsOfLife& signs, JobEffects* effects);
+  std::vector<MissingRank> Missing(const SignsOfLife& signs) const;
+
+  void SkipStandstill(absl::Time now);
+  void TellToStopAgain(absl::Time now, const SignsOfLife& signs, JobEffects* effects);
+  void JudgeSymptom(absl::Time now, const SignsOfLife& signs, JobEffects* effects);
   void OnPhase(int rank, const PhaseMessage& phase, absl::Time now);
   void OnStep(int rank, const StepMessage& step, absl::Time now);
   void OnDone(int rank, const DoneMessage& done, absl::Time now, JobEffects* effects);
@@ -165,8 +251,12 @@ class JobMachine {
   void Abort(const std::string& reason, JobEffects* effects);
   void SetState(JobState state, absl::Time now);
   void AddEvent(absl::Time now, const std::string& kind, const std::string& text, int rank = -1);
+  std::string Circumstances(int rank) const;
   FailureCause CauseAt(int rank, const std::string& text, absl::Time now) const;
-  void Changed() { ++version_; }
+  void Changed() {
+    ++version_;
+    unsaved_.state = true;
+  }
 
   const Identity identity_;
   const JobSpec spec_;
@@ -195,8 +285,23 @@ class JobMachine {
 
   std::optional<CancelMode> cancel_;
   std::string cancel_reason_;
-  // Limits that run now.
-  std::optional<absl::Time> symptom_deadline_, forming_deadline_, done_deadline_, cancel_deadline_;
+  // Limits that run now, beside that of the phase.
+  std::optional<absl::Time> symptom_deadline_, cancel_deadline_, release_deadline_;
+  bool limits_stand_still_ = false;  // see StartLimits
+
+  // How far the ranks have come; follows from ranks_ but for the clock's samples.
+  PhaseClock clock_;
+  std::map<std::string, RankSet> by_phase_;
+  std::array<int, kNumRankStages> num_in_stage_{};
+  int num_launched_ = 0, num_done_ = 0;
+  bool stepped_ = false;  // a step of this epoch is known to be committed
+  int64_t committed_ = 0;
+  std::map<std::string, int64_t> agent_iteration_;  // by incarnation, from heartbeats
+  absl::Time seen_at_ = absl::InfinitePast();    // the newest event or tick
+  absl::Time ticked_at_ = absl::InfinitePast();  // the last tick
+  bool not_released_noted_ = false, cancel_extended_ = false;
+
+  Unsaved unsaved_;
 };
 
 }  // namespace muster

@@ -1,7 +1,7 @@
 // Which jobs start next: all of a job's workers or none. Higher priority first, then first in,
-// first out, for each device kind apart. A job that could start once others end holds back those
-// behind it, so that it is not starved by smaller ones; a job that is larger than the cluster holds
-// back nobody. Pure.
+// first out, for each device kind apart. A job that could start once others end (or once workers
+// that cannot be heard now come back) holds back those behind it, so that it is not starved by
+// smaller ones; a job that is larger than the cluster holds back nobody. Pure.
 #pragma once
 
 #include <map>
@@ -22,17 +22,34 @@ struct QueuedJob {
 
 struct WorkerSupply {
   int num_idle = 0;
-  int num_usable = 0;  // idle or busy; alive and not draining
+  int num_usable = 0;    // idle or busy; alive and not draining
+  int num_draining = 0;  // taken out of use, not lost
+  int num_unheard = 0;   // joining or suspect, not draining: may be usable soon
+};
+
+// A job that holds workers.
+struct WorkerHolder {
+  std::string job_id;
+  DeviceKind kind = DeviceKind::kCpu;
+  int num_workers = 0;
+  bool ending = false;  // it has ended, and its trainers have not yet
+};
+
+struct AdmissionInput {
+  std::vector<QueuedJob> jobs;
+  std::map<DeviceKind, WorkerSupply> supply;
+  std::vector<WorkerHolder> holders;
+  std::string paused;  // why nothing is admitted now; empty: it is
 };
 
 struct AdmissionDecision {
   std::string job_id;
   bool start = false;
-  std::string reason;  // "have 1 of 2 cpu workers; waiting for 1 more"
+  // "have 1 of 4 cpu workers; waiting for 3 more (3 are busy: job-1 holds 2, job-2 holds 1)"
+  std::string reason;
 };
 
 // In the order in which they were considered.
-std::vector<AdmissionDecision> DecideAdmission(std::vector<QueuedJob> jobs,
-                                               std::map<DeviceKind, WorkerSupply> supply);
+std::vector<AdmissionDecision> DecideAdmission(AdmissionInput input);
 
 }  // namespace muster

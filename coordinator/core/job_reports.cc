@@ -1,7 +1,11 @@
 // JobMachine's part that takes what trainers report, and the loss of their workers.
+#include <csignal>
+
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "coordinator/core/job_machine.h"
@@ -9,24 +13,73 @@
 namespace muster {
 namespace {
 
+constexpr size_t kMaxPhaseName = 64, kMaxPhaseDetail = 256, kMaxLastLine = 160;  // bytes
+constexpr size_t kLastLines = 20;
+
+const char* SignalName(int signal) {
+  switch (signal) {
+    case SIGABRT:
+      return " (SIGABRT)";
+    case SIGBUS:
+      return " (SIGBUS)";
+    case SIGFPE:
+      return " (SIGFPE)";
+    case SIGILL:
+      return " (SIGILL)";
+    case SIGINT:
+      return " (SIGINT)";
+    case SIGKILL:
+      return " (SIGKILL)";
+    case SIGSEGV:
+      return " (SIGSEGV)";
+    case SIGTERM:
+      return " (SIGTERM)";
+    default:
+      return "";
+  }
+}
+
 std::string HowItExited(const ExitedReport& exited) {
-  if (exited.signal.has_value()) return absl::StrCat("was killed by signal ", *exited.signal);
+  if (exited.signal.has_value()) {
+    return absl::StrCat("was killed by signal ", *exited.signal, SignalName(*exited.signal));
+  }
   if (exited.exit_code.has_value()) return absl::StrCat("exited with code ", *exited.exit_code);
   return absl::StrCat("could not be started: ", exited.launch_error);
 }
 
+// What a program says last is mostly why it ended.
+std::string LastLine(const std::vector<std::string>& lines) {
+  for (auto line = lines.rbegin(); line != lines.rend(); ++line) {
+    const absl::string_view text = absl::StripAsciiWhitespace(*line);
+    if (text.empty()) continue;
+    return absl::StrCat("; its last line: ", absl::CHexEscape(text.substr(0, kMaxLastLine)),
+                        text.size() > kMaxLastLine ? "..." : "");
+  }
+  return "";
+}
+
 }  // namespace
+
+// ", while saving, after iteration 300"
+std::string JobMachine::Circumstances(int rank) const {
+  const RankSlot& slot = ranks_[rank];
+  const bool tells = slot.stage < RankStage::kDone && slot.stage != RankStage::kStart;
+  return absl::StrCat(tells ? absl::StrCat(", while ", slot.phase) : "",
+                      iteration_ > 0 ? absl::StrCat(", after iteration ", iteration_) : "");
+}
 
 void JobMachine::OnReport(int rank, const ReportBody& body, absl::Time now, JobEffects* effects) {
   MUSTER_CHECK(rank >= 0 && rank < static_cast<int>(ranks_.size()));
   RankSlot& slot = ranks_[rank];
   if (slot.trainer != RankSlot::Trainer::kLaunched) return;  // `exited` is a trainer's last word
+  slot.last_report = now;
   if (const auto* phase = std::get_if<PhaseMessage>(&body)) {
     OnPhase(rank, *phase, now);
   } else if (const auto* id = std::get_if<PublishUniqueIdMessage>(&body)) {
     // Rank 0's first word counts; a repeated one is the same.
     if (rank != 0 || !unique_id_.empty() || ended() || aborted_) return;
     unique_id_ = id->id;
+    unsaved_.epoch = true;
     effects->emplace_back(PublishUniqueId{});
   } else if (const auto* step = std::get_if<StepMessage>(&body)) {
     OnStep(rank, *step, now);
@@ -34,6 +87,7 @@ void JobMachine::OnReport(int rank, const ReportBody& body, absl::Time now, JobE
     EvaluationMessage record = *evaluation;
     record.epoch = epoch_;
     history_.AddEvaluation(record);
+    if (clock_.phase() == WaitPhase::kEvaluation) NoteProgress(now);
     AddEvent(
         now, "evaluated",
         absl::StrCat(record.split, " loss ", record.lm_loss, " at iteration ", record.iteration),
@@ -43,6 +97,8 @@ void JobMachine::OnReport(int rank, const ReportBody& body, absl::Time now, JobE
     record.epoch = epoch_;
     if (record.ok) {
       history_.AddCheckpoint(record);
+      clock_.Observe(WaitPhase::kSave, absl::Milliseconds(record.elapsed_ms));
+      if (clock_.phase() == WaitPhase::kSave) NoteProgress(now);
       AddEvent(now, "checkpoint",
                absl::StrCat("iteration ", record.iteration, " saved to ", record.path), rank);
     } else {
@@ -68,17 +124,19 @@ void JobMachine::OnReport(int rank, const ReportBody& body, absl::Time now, JobE
 
 void JobMachine::OnPhase(int rank, const PhaseMessage& phase, absl::Time now) {
   RankSlot& slot = ranks_[rank];
-  if (slot.phase != phase.phase && forming_deadline_.has_value()) {
-    forming_deadline_ = now + options_.forming_limit;  // progress in a phase resets its limit
-  }
-  slot.phase = phase.phase;
-  slot.phase_detail = phase.detail;
+  RankChanged(rank);
+  const std::string name = phase.phase.substr(0, kMaxPhaseName);
+  const bool progress = slot.phase != name || slot.phase_detail != phase.detail;
+  const bool was_early = IsEarly(slot.stage);
+  if (slot.stage == RankStage::kDone || slot.stage == RankStage::kGone) return;
+  Place(rank, name, StageOfPhase(name));
+  slot.phase_detail = phase.detail.substr(0, kMaxPhaseDetail);
   if (!IsActive(state_)) return;
-  if (state_ == JobState::kForming) {
-    const bool all_train = std::all_of(ranks_.begin(), ranks_.end(),
-                                       [](const RankSlot& r) { return IsTrainingPhase(r.phase); });
-    if (all_train) SetState(JobState::kRunning, now);
-  }
+  if (state_ == JobState::kForming && num_early() == 0) SetState(JobState::kRunning, now);
+  // What the ranks do that wait for those behind them brings nothing forward.
+  const bool awaited = stepped_ || num_early() == 0 || was_early;
+  if (progress && awaited) NoteProgress(now);
+  UpdateWait(now);
   if (state_ == JobState::kForming || !IsTrainingPhase(ranks_[0].phase)) return;
   if (ranks_[0].phase == "evaluating") {
     SetState(JobState::kEvaluating, now);
@@ -97,26 +155,32 @@ void JobMachine::OnStep(int rank, const StepMessage& step, absl::Time now) {
   consumed_samples_ = step.consumed_samples;
   flops_so_far_ = step.num_floating_point_operations_so_far;
   directives_.Applied(step.applied_directive);
-  if (state_ == JobState::kForming) SetState(JobState::kRunning, now);
+  std::optional<absl::Duration> measured;
+  if (step.elapsed_ms > 0) measured = absl::Milliseconds(step.elapsed_ms);
+  OnCommitted(step.iteration, measured, now);
 }
 
 void JobMachine::OnDone(int rank, const DoneMessage& done, absl::Time now, JobEffects* effects) {
+  RankChanged(rank);
+  num_done_ += ranks_[rank].done.has_value() ? 0 : 1;
   ranks_[rank].done = done;
-  ranks_[rank].phase = "done";
+  Place(rank, "done", RankStage::kDone);
   if (!IsActive(state_)) return;
-  if (!done_deadline_.has_value()) done_deadline_ = now + options_.done_limit;
-  const bool all_done = std::all_of(ranks_.begin(), ranks_.end(),
-                                    [](const RankSlot& r) { return r.done.has_value(); });
-  if (all_done) FinishDone(now, effects);
+  NoteProgress(now);
+  UpdateWait(now);
+  if (num_done_ == world_size()) FinishDone(now, effects);
 }
 
 void JobMachine::OnFailed(int rank, const FailedMessage& failed, absl::Time now,
                           JobEffects* effects) {
-  ranks_[rank].phase = "failed";
+  RankChanged(rank);
+  const std::string circumstances = Circumstances(rank);
+  Place(rank, "failed", RankStage::kGone);
+  UpdateWait(now);
   ranks_[rank].failed_in_collective = failed.collective;
   AddEvent(now, "rank_failed", failed.reason, rank);
   if (!IsActive(state_)) return;
-  FailureCause cause = CauseAt(rank, failed.reason, now);
+  FailureCause cause = CauseAt(rank, absl::StrCat(failed.reason, circumstances), now);
   cause.symptom = failed.collective;
   OnFailure(std::move(cause), now, effects);
 }
@@ -124,19 +188,25 @@ void JobMachine::OnFailed(int rank, const FailedMessage& failed, absl::Time now,
 void JobMachine::OnExited(int rank, const ExitedReport& exited, absl::Time now,
                           JobEffects* effects) {
   RankSlot& slot = ranks_[rank];
+  RankChanged(rank);
+  const std::string circumstances = Circumstances(rank);
   slot.trainer = RankSlot::Trainer::kExited;
-  slot.phase = "exited";
+  --num_launched_;
+  Place(rank, "exited", RankStage::kGone);
+  UpdateWait(now);
   const std::string how = HowItExited(exited);
   const bool clean = slot.done.has_value() && exited.exit_code == 0;
   if (!clean) AddEvent(now, "trainer_exited", absl::StrCat("the trainer ", how), rank);
   effects->emplace_back(ReleaseRank{rank});
   if (!IsActive(state_) || slot.done.has_value()) return;
   FailureCause cause = CauseAt(
-      rank, absl::StrCat("the trainer ", how, exited.exit_code == 0 ? " before it was done" : ""),
+      rank,
+      absl::StrCat("the trainer ", how, exited.exit_code == 0 ? " before it was done" : "",
+                   circumstances, LastLine(exited.last_log_lines)),
       now);
   cause.exit_code = exited.exit_code;
   cause.signal = exited.signal;
-  cause.last_log_lines = exited.last_log_lines;
+  if (!exited.last_log_lines.empty()) cause.last_log_lines = exited.last_log_lines;
   // A trainer that leaves on its own after a failed collective shows the same symptom again.
   cause.symptom = slot.failed_in_collective && !exited.signal.has_value();
   OnFailure(std::move(cause), now, effects);
@@ -146,9 +216,13 @@ void JobMachine::OnWorkerLost(int rank, const std::string& reason, absl::Time no
                               JobEffects* effects) {
   RankSlot& slot = ranks_[rank];
   if (slot.trainer != RankSlot::Trainer::kLaunched) return;
+  const std::string text =
+      absl::StrCat("worker ", slot.worker, " was lost: ", reason, Circumstances(rank));
   slot.trainer = RankSlot::Trainer::kExited;
-  slot.phase = "lost";
-  const std::string text = absl::StrCat("worker ", slot.worker, " was lost: ", reason);
+  --num_launched_;
+  Place(rank, "lost", RankStage::kGone);
+  UpdateWait(now);
+  RankChanged(rank);
   AddEvent(now, "worker_lost", text, rank);
   effects->emplace_back(ReleaseRank{rank});
   if (IsActive(state_) && !slot.done.has_value()) {
@@ -161,6 +235,7 @@ void JobMachine::OnSpareLost(const std::string& worker, absl::Time now) {
   const auto found = std::find(spares_.begin(), spares_.end(), worker);
   if (found == spares_.end()) return;
   spares_.erase(found);
+  unsaved_.epoch = true;
   AddEvent(now, "spare_lost", absl::StrCat("spare worker ", worker, " was lost"));
   Changed();
 }
@@ -173,6 +248,8 @@ FailureCause JobMachine::CauseAt(int rank, const std::string& text, absl::Time n
   cause.node = slot.node;
   cause.text =
       absl::StrCat("rank ", rank, " (worker ", slot.worker, ", node ", slot.node, "): ", text);
+  // Until a trainer's own last words come with its exit.
+  cause.last_log_lines = history_.LastLines(rank, epoch_, kLastLines);
   cause.iteration = iteration_;
   cause.epoch = epoch_;
   cause.time = now;

@@ -45,4 +45,34 @@ bool IsTrainingPhase(const std::string& phase) {
   return phase == "training" || phase == "evaluating" || phase == "saving";
 }
 
+RankStage StageOfPhase(const std::string& phase) {
+  if (phase == "launched") return RankStage::kStart;
+  if (phase == "forming") return RankStage::kForming;
+  if (phase == "training") return RankStage::kStep;
+  if (phase == "evaluating") return RankStage::kEvaluation;
+  if (phase == "saving") return RankStage::kSave;
+  return RankStage::kLoad;
+}
+
+std::optional<WaitPhase> WaitPhaseOf(RankStage stage) {
+  switch (stage) {
+    case RankStage::kStart:
+      return WaitPhase::kStart;
+    case RankStage::kForming:
+      return WaitPhase::kForming;
+    case RankStage::kLoad:
+      return WaitPhase::kLoad;
+    case RankStage::kStep:
+      return WaitPhase::kStep;
+    case RankStage::kEvaluation:
+      return WaitPhase::kEvaluation;
+    case RankStage::kSave:
+      return WaitPhase::kSave;
+    case RankStage::kDone:
+    case RankStage::kGone:
+      return std::nullopt;
+  }
+  return std::nullopt;
+}
+
 }  // namespace muster

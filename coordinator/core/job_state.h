@@ -1,7 +1,10 @@
 // The states of a job and of its ranks, by name. job_machine.h draws how they follow each other.
 #pragma once
 
+#include <optional>
 #include <string>
+
+#include "coordinator/core/phase_limits.h"
 
 namespace muster {
 
@@ -25,5 +28,16 @@ bool IsActive(JobState state);  // it has trainers: neither waiting nor ended
 
 // Phases of a trainer in which it has joined its groups and works on the job.
 bool IsTrainingPhase(const std::string& phase);
+
+// How far a rank has come. The first six are the phases of common waits, in the order in which a
+// trainer goes through them.
+enum class RankStage { kStart, kForming, kLoad, kStep, kEvaluation, kSave, kDone, kGone };
+inline constexpr int kNumRankStages = 8;
+// Of a phase as a trainer names it. A name that is not known here is one of preparing itself.
+RankStage StageOfPhase(const std::string& phase);
+// It has still to join in.
+inline bool IsEarly(RankStage stage) { return stage <= RankStage::kLoad; }
+// The wait that a rank of this stage is in; nullopt: it waits for nothing.
+std::optional<WaitPhase> WaitPhaseOf(RankStage stage);
 
 }  // namespace muster

@@ -18,6 +18,10 @@ absl::Status KvStore::Set(const std::string& key, const std::string& value,
         absl::StrCat("value: has ", value.size(), " bytes; may have ", limits_.max_value));
   }
   const auto found = keys_.find(key);
+  if (found == keys_.end() && keys_.size() >= limits_.max_keys) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("this epoch has ", keys_.size(), " keys, which is the limit"));
+  }
   const size_t before = found == keys_.end() ? 0 : key.size() + found->second.size();
   const size_t bytes = bytes_ - before + key.size() + value.size();
   if (bytes > limits_.max_bytes) {
@@ -67,6 +71,7 @@ absl::Status KvStore::Wait(const WaitPrefix& wait, absl::Time now, std::vector<A
   }
   const absl::Time deadline = now + std::clamp(wait.limit, absl::ZeroDuration(), limits_.max_wait);
   waiters_[wait.token] = {wait.prefix, wait.count, deadline};
+  deadlines_.insert({deadline, wait.token});
   Prefix& prefix = prefixes_[wait.prefix];
   prefix.num_keys = static_cast<int>(entries.size());
   prefix.waiters.push_back(wait.token);
@@ -78,11 +83,8 @@ void KvStore::Cancel(WaitToken token) {
 }
 
 void KvStore::Expire(absl::Time now, std::vector<Action>* done) {
-  std::vector<WaitToken> over;
-  for (const auto& [token, waiter] : waiters_) {
-    if (waiter.deadline <= now) over.push_back(token);
-  }
-  for (const WaitToken token : over) {
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    const WaitToken token = deadlines_.begin()->second;
     const Waiter& waiter = waiters_.at(token);
     done->emplace_back(WaitDone{token,
                                 absl::DeadlineExceededError(absl::StrCat(
@@ -96,9 +98,15 @@ void KvStore::Expire(absl::Time now, std::vector<Action>* done) {
 void KvStore::End(const absl::Status& status, std::vector<Action>* done) {
   for (const auto& [token, waiter] : waiters_) done->emplace_back(WaitDone{token, status, {}});
   waiters_.clear();
+  deadlines_.clear();
   prefixes_.clear();
   keys_.clear();
   bytes_ = 0;
+}
+
+const std::string* KvStore::Find(const std::string& key) const {
+  const auto found = keys_.find(key);
+  return found == keys_.end() ? nullptr : &found->second;
 }
 
 KeyValues KvStore::Collect(const std::string& prefix) const {
@@ -115,6 +123,7 @@ void KvStore::Remove(WaitToken token) {
   auto& waiters = entry->second.waiters;
   waiters.erase(std::find(waiters.begin(), waiters.end(), token));
   if (waiters.empty()) prefixes_.erase(entry);
+  deadlines_.erase({waiters_.at(token).deadline, token});
   waiters_.erase(token);
 }
 

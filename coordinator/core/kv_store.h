@@ -3,8 +3,10 @@
 #pragma once
 
 #include <map>
+#include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -16,6 +18,7 @@ namespace muster {
 struct KvLimits {
   size_t max_key = 1'024;        // bytes; also of a prefix
   size_t max_value = 1 << 20;    // bytes
+  size_t max_keys = 1'000'000;   // of an epoch
   size_t max_bytes = 256 << 20;  // keys and values of an epoch
   size_t max_waiters = 100'000;
   absl::Duration max_wait = absl::Minutes(1);
@@ -37,6 +40,9 @@ class KvStore {
   // `status` for all who wait; no keys are left.
   void End(const absl::Status& status, std::vector<Action>* done);
 
+  // nullptr: there is none.
+  const std::string* Find(const std::string& key) const;
+  const std::map<std::string, std::string>& keys() const { return keys_; }
   size_t num_waiters() const { return waiters_.size(); }
   size_t num_keys() const { return keys_.size(); }
 
@@ -58,6 +64,7 @@ class KvStore {
   std::map<std::string, std::string> keys_;
   size_t bytes_ = 0;
   std::map<WaitToken, Waiter> waiters_;
+  std::set<std::pair<absl::Time, WaitToken>> deadlines_;  // of the waiters
   std::unordered_map<std::string, Prefix> prefixes_;
 };
 

@@ -1,6 +1,7 @@
 #include "coordinator/core/membership.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
@@ -34,7 +35,7 @@ absl::StatusOr<const Agent*> Membership::Open(const OpenStream& open, absl::Time
   *replaced = agent.stream;
   if (agent.stream != 0) streams_.erase(agent.stream);
   agent.stream = open.stream;
-  streams_[open.stream] = agent.incarnation;
+  streams_[open.stream] = &agent;
   SignOfLife(&agent, now);
   return &agent;
 }
@@ -42,61 +43,75 @@ absl::StatusOr<const Agent*> Membership::Open(const OpenStream& open, absl::Time
 void Membership::Close(StreamId stream, absl::Time now) {
   const auto found = streams_.find(stream);
   if (found == streams_.end()) return;
-  Agent& agent = agents_.at(found->second);
+  Agent& agent = *found->second;
   streams_.erase(found);
   agent.stream = 0;
-  // The break itself is the last that was heard of it: the limit runs from here.
-  agent.last_sign = std::max(agent.last_sign, now);
-  agent.state = AgentState::kSuspect;
-  agent.reason = "its stream broke";
-  ++generation_;
+  if (now - agent.last_sign <= timeout_of(agent)) {
+    // The break itself is the last that was heard of it: the limit runs from here.
+    agent.last_sign = std::max(agent.last_sign, now);
+    agent.closed_at = now;
+  }
+  SetState(&agent, AgentState::kSuspect, "its stream broke");
+  LookAt(&agent, std::min(agent.look_at, agent.last_sign + timeout_of(agent)));
+}
+
+absl::StatusOr<LostAgent> Membership::Leave(const LeaveAgent& leave) {
+  const auto found = streams_.find(leave.stream);
+  if (found == streams_.end()) return absl::AbortedError("this stream is over");
+  Agent& agent = *found->second;
+  LostAgent lost{
+      agent.incarnation,
+      absl::StrCat("its agent left", leave.reason.empty() ? "" : absl::StrCat(": ", leave.reason)),
+      leave.stream, AssignmentsOf(agent)};
+  Forget(lost.incarnation);
+  return lost;
 }
 
 absl::Status Membership::Beat(const Heartbeat& heartbeat, absl::Time now) {
   const auto found = streams_.find(heartbeat.stream);
   if (found == streams_.end()) return absl::AbortedError("this stream is over");
-  Agent& agent = agents_.at(found->second);
+  Agent& agent = *found->second;
   agent.heartbeat_sequence = std::max(agent.heartbeat_sequence, heartbeat.sequence);
   SignOfLife(&agent, now);
+  for (const TrainerProgress& progress : heartbeat.progress) {
+    for (const Agent::Held& held : agent.jobs) {
+      if (held.job_id != progress.job_id) continue;
+      NoteProgress(progress.job_id, progress.epoch, progress.iteration, now);
+      break;
+    }
+  }
   return absl::OkStatus();
+}
+
+void Membership::NoteProgress(const std::string& job_id, int64_t epoch, int64_t iteration,
+                              absl::Time now) {
+  const auto found = activity_.find(job_id);
+  if (found == activity_.end()) return;
+  JobActivity& activity = found->second;
+  if (std::pair(epoch, iteration) <= std::pair(activity.epoch, activity.iteration)) return;
+  activity.epoch = epoch;
+  activity.iteration = iteration;
+  activity.progress = now;
 }
 
 absl::StatusOr<bool> Membership::AcceptBatch(StreamId stream, int64_t sequence, absl::Time now) {
   const auto found = streams_.find(stream);
   if (found == streams_.end()) return absl::AbortedError("this stream is over");
-  Agent& agent = agents_.at(found->second);
+  Agent& agent = *found->second;
   SignOfLife(&agent, now);
   if (sequence <= agent.reports_through) return false;
   if (sequence > agent.reports_through + 1) {
-    return absl::FailedPreconditionError(absl::StrCat("report batch ", sequence, " came, but ",
-                                                      agent.reports_through + 1, " is next"));
-  }
-  agent.reports_through = sequence;
-  return true;
-}
-
-std::vector<LostAgent> Membership::Tick(absl::Time now) {
-  const absl::Duration away = now - last_tick_;
-  const bool stood_still = last_tick_ != absl::InfinitePast() && away > heartbeat_interval();
-  last_tick_ = now;
-  std::vector<LostAgent> lost;
-  for (auto& [incarnation, agent] : agents_) {
-    if (agent.state == AgentState::kLost) continue;
-    if (stood_still) agent.last_sign = std::min(now, agent.last_sign + away);
-    const absl::Duration quiet = now - agent.last_sign;
-    const bool joining = agent.state == AgentState::kJoining;
-    if (quiet > (joining ? options_.join_timeout : heartbeat_timeout())) {
-      const StreamId stream = agent.stream;
-      Lose(&agent, absl::StrCat("no sign of life for ", absl::FormatDuration(quiet),
-                                stream == 0 ? ", its stream is gone" : ""));
-      lost.push_back({incarnation, agent.reason, stream, AssignmentsOf(agent)});
-    } else if (!joining && agent.state == AgentState::kAlive && quiet > 2 * heartbeat_interval()) {
-      agent.state = AgentState::kSuspect;
-      agent.reason = absl::StrCat("no heartbeat for ", absl::FormatDuration(quiet));
-      ++generation_;
+    if (!agent.resumes_reports) {
+      return absl::FailedPreconditionError(absl::StrCat("report batch ", sequence, " came, but ",
+                                                        agent.reports_through + 1, " is next"));
     }
+    num_lost_batches_ +=
+        static_cast<int>(std::min<int64_t>(sequence - agent.reports_through - 1, 1'000'000));
   }
-  return lost;
+  agent.resumes_reports = false;
+  agent.reports_through = sequence;
+  unsaved_reports_.insert(agent.incarnation);
+  return true;
 }
 
 absl::Status Membership::Drain(const std::string& worker, bool undo) {
@@ -105,35 +120,81 @@ absl::Status Membership::Drain(const std::string& worker, bool undo) {
     return absl::NotFoundError(absl::StrCat("worker \"", worker, "\" is not known"));
   }
   found->second.draining = !undo;
+  Recount(&found->second);
   ++generation_;
   if (undo) {
     drained_.erase(worker);
   } else {
     drained_.insert(worker);
   }
+  unsaved_drained_.insert(worker);
   return absl::OkStatus();
 }
+
+// ---- assignments
 
 void Membership::Assign(const AssignmentRef& assignment) {
   Worker& worker = workers_.at(assignment.worker);
   MUSTER_CHECK(!worker.assignment.has_value());
   worker.assignment = assignment;
-  ++generation_;
   worker.phase = "";
+  Hold(&worker);
 }
 
 void Membership::Release(const AssignmentRef& assignment) {
   const auto found = workers_.find(assignment.worker);
   if (found == workers_.end() || found->second.assignment != assignment) return;
-  found->second.assignment.reset();
+  LetGo(&found->second);
+}
+
+void Membership::Hold(Worker* worker) {
   ++generation_;
-  found->second.phase = "";
+  Recount(worker);
+  const AssignmentRef& held = *worker->assignment;
+  if (held.rank < 0) return;  // a spare trains nothing
+  JobActivity& activity = activity_[held.job_id];
+  ++activity.num_held;
+  Agent& agent = agents_.at(worker->incarnation);
+  for (Agent::Held& job : agent.jobs) {
+    if (job.activity != &activity) continue;
+    ++job.num_ranks;
+    return;
+  }
+  agent.jobs.push_back({&activity, held.job_id, 1});
+}
+
+void Membership::LetGo(Worker* worker) {
+  const AssignmentRef held = *std::exchange(worker->assignment, std::nullopt);
+  worker->phase = "";
+  ++generation_;
+  Recount(worker);
+  if (held.rank < 0) return;
+  Agent& agent = agents_.at(worker->incarnation);
+  const auto job = std::find_if(agent.jobs.begin(), agent.jobs.end(),
+                                [&](const Agent::Held& j) { return j.job_id == held.job_id; });
+  MUSTER_CHECK(job != agent.jobs.end());
+  JobActivity* activity = job->activity;
+  if (--job->num_ranks == 0) agent.jobs.erase(job);
+  if (--activity->num_held == 0) activity_.erase(held.job_id);
 }
 
 void Membership::SetPhase(const std::string& worker, const std::string& phase) {
   const auto found = workers_.find(worker);
-  if (found != workers_.end()) found->second.phase = phase;
+  if (found != workers_.end() && found->second.assignment.has_value()) {
+    found->second.phase = phase;
+  }
 }
+
+std::vector<AssignmentRef> Membership::AssignmentsOf(const Agent& agent) const {
+  std::vector<AssignmentRef> assignments;
+  for (const std::string& name : agent.workers) {
+    const Worker& worker = workers_.at(name);
+    if (worker.assignment.has_value()) assignments.push_back(*worker.assignment);
+  }
+  return assignments;
+}
+
+// ---- finding
 
 const Agent* Membership::FindAgent(const std::string& incarnation) const {
   const auto found = agents_.find(incarnation);
@@ -142,7 +203,7 @@ const Agent* Membership::FindAgent(const std::string& incarnation) const {
 
 const Agent* Membership::FindStream(StreamId stream) const {
   const auto found = streams_.find(stream);
-  return found == streams_.end() ? nullptr : &agents_.at(found->second);
+  return found == streams_.end() ? nullptr : found->second;
 }
 
 const Agent* Membership::AgentOf(const std::string& worker) const {
@@ -155,45 +216,106 @@ const Worker* Membership::FindWorker(const std::string& name) const {
   return found == workers_.end() ? nullptr : &found->second;
 }
 
-bool Membership::IsIdle(const Worker& worker) const {
-  return !worker.assignment.has_value() && !worker.draining &&
-         agents_.at(worker.incarnation).state == AgentState::kAlive;
-}
+// ---- states
 
 void Membership::SignOfLife(Agent* agent, absl::Time now) {
   agent->last_sign = now;
-  if (agent->state != AgentState::kAlive) ++generation_;
-  agent->state = AgentState::kAlive;
-  agent->reason = "";
+  for (const Agent::Held& job : agent->jobs) job.activity->heard = now;
+  if (agent->state == AgentState::kAlive) return;
+  agent->closed_at.reset();
+  NotAwaited(agent);
+  SetState(agent, AgentState::kAlive, "");
+  LookAt(agent, now + 2 * interval_of(*agent));
+}
+
+void Membership::SetState(Agent* agent, AgentState state, std::string reason) {
+  agent->reason = std::move(reason);
+  if (agent->state == state) return;
+  const bool was_live = agent->state != AgentState::kLost;
+  agent->state = state;
+  ++generation_;
+  if (was_live && state == AgentState::kLost) {
+    num_live_workers_ -= static_cast<int>(agent->workers.size());
+    UpdateStretch();
+  }
+  RecountAll(*agent);
+}
+
+void Membership::Recount(Worker* worker) {
+  const AgentState state = agents_.at(worker->incarnation).state;
+  Worker::Use use = Worker::Use::kUnheard;
+  if (state == AgentState::kLost) {
+    use = Worker::Use::kAway;
+  } else if (worker->draining) {
+    use = Worker::Use::kDraining;
+  } else if (state == AgentState::kAlive) {
+    use = worker->assignment.has_value() ? Worker::Use::kBusy : Worker::Use::kIdle;
+  }
+  Count(*worker, -1);
+  worker->use = use;
+  Count(*worker, +1);
+}
+
+void Membership::Count(const Worker& worker, int by) {
+  WorkerSupply& supply = supply_[worker.info.kind];
+  switch (worker.use) {
+    case Worker::Use::kAway:
+      return;
+    case Worker::Use::kIdle:
+      supply.num_idle += by;
+      [[fallthrough]];
+    case Worker::Use::kBusy:
+      supply.num_usable += by;
+      return;
+    case Worker::Use::kDraining:
+      supply.num_draining += by;
+      return;
+    case Worker::Use::kUnheard:
+      supply.num_unheard += by;
+      return;
+  }
+}
+
+void Membership::RecountAll(const Agent& agent) {
+  for (const std::string& name : agent.workers) Recount(&workers_.at(name));
+}
+
+void Membership::UpdateStretch() {
+  const int full = options_.workers_at_full_rate;
+  stretch_ = std::max(1, (num_live_workers_ + full - 1) / full);
+}
+
+void Membership::NotAwaited(Agent* agent) {
+  if (agent->awaited_until.has_value()) --num_awaited_;
+  agent->awaited_until.reset();
 }
 
 void Membership::Lose(Agent* agent, const std::string& reason) {
   if (agent->stream != 0) streams_.erase(agent->stream);
   agent->stream = 0;
-  agent->state = AgentState::kLost;
-  ++generation_;
-  agent->reason = reason;
-}
-
-std::vector<AssignmentRef> Membership::AssignmentsOf(const Agent& agent) const {
-  std::vector<AssignmentRef> assignments;
-  for (const std::string& name : agent.workers) {
-    const Worker& worker = workers_.at(name);
-    if (worker.assignment.has_value()) assignments.push_back(*worker.assignment);
-  }
-  return assignments;
+  NotAwaited(agent);
+  LookAt(agent, absl::InfiniteFuture());
+  SetState(agent, AgentState::kLost, reason);
+  unsaved_agents_.insert(agent->incarnation);
 }
 
 void Membership::Forget(const std::string& incarnation) {
   Agent& agent = agents_.at(incarnation);
-  if (agent.stream != 0) streams_.erase(agent.stream);
+  if (agent.state != AgentState::kLost) Lose(&agent, "forgotten");
   for (const std::string& name : agent.workers) {
-    const auto worker = workers_.find(name);
-    if (worker != workers_.end() && worker->second.incarnation == incarnation) {
-      workers_.erase(worker);
+    const auto found = workers_.find(name);
+    Worker& worker = found->second;
+    if (worker.assignment.has_value()) LetGo(&worker);
+    const auto device = devices_.find(DeviceKey(agent.node, worker.info));
+    if (device != devices_.end()) {
+      device->second.erase(name);
+      if (device->second.empty()) devices_.erase(device);
     }
+    workers_.erase(found);
   }
   agents_.erase(incarnation);
+  unsaved_agents_.insert(incarnation);
+  unsaved_reports_.erase(incarnation);
 }
 
 }  // namespace muster

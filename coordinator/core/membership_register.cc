@@ -96,26 +96,33 @@ absl::StatusOr<std::set<std::string>> Membership::Conflicts(const RegisterAgent&
     }
   }
   // One device is one worker's: two trainers on one GPU would share its memory and its clock.
-  for (const auto& [name, other] : workers_) {
-    const Agent& agent = agents_.at(other.incarnation);
-    if (agent.node != request.node || other.info.kind != DeviceKind::kCuda) continue;
-    for (const WorkerInfo& worker : request.workers) {
-      if (worker.kind != DeviceKind::kCuda || worker.device != other.info.device) continue;
-      RETURN_IF_ERROR(check(other, absl::StrCat(worker.device, " of ", request.node)));
+  for (const WorkerInfo& worker : request.workers) {
+    const auto device = devices_.find(DeviceKey(request.node, worker));
+    if (device == devices_.end()) continue;
+    for (const std::string& name : device->second) {
+      RETURN_IF_ERROR(check(workers_.at(name), absl::StrCat(worker.device, " of ", request.node)));
     }
   }
   return in_the_way;
 }
 
+// "": a device that any number of workers may share.
+std::string Membership::DeviceKey(const std::string& node, const WorkerInfo& info) {
+  return info.kind == DeviceKind::kCuda ? absl::StrCat(node, " ", info.device) : "";
+}
+
 absl::Status Membership::Register(const RegisterAgent& request, absl::Time now,
                                   std::vector<LostAgent>* lost) {
   RETURN_IF_ERROR(Validate(request));
-  if (const Agent* known = FindAgent(request.incarnation)) {
-    if (known->state == AgentState::kLost) {
-      return absl::AbortedError(absl::StrCat("this incarnation is over (", known->reason,
+  if (const auto known = agents_.find(request.incarnation); known != agents_.end()) {
+    Agent& agent = known->second;
+    if (agent.state == AgentState::kLost) {
+      return absl::AbortedError(absl::StrCat("this incarnation is over (", agent.reason,
                                              "); end its trainers and register with a new one"));
     }
-    return absl::OkStatus();  // repeated
+    if (agent.stretch != stretch_) unsaved_agents_.insert(agent.incarnation);
+    agent.stretch = stretch_;  // it is told again
+    return absl::OkStatus();   // repeated
   }
   ASSIGN_OR_RETURN(const std::set<std::string> in_the_way, Conflicts(request));
   int freed = 0;
@@ -136,6 +143,10 @@ absl::Status Membership::Register(const RegisterAgent& request, absl::Time now,
     return absl::ResourceExhaustedError(absl::StrCat("the cluster has ", workers_.size(),
                                                      " workers; limit ", options_.max_workers));
   }
+  if (static_cast<int>(agents_.size() - in_the_way.size()) >= options_.max_agents) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the cluster has ", agents_.size(), " agents; limit ", options_.max_agents));
+  }
   for (const std::string& incarnation : in_the_way) {
     if (agents_.at(incarnation).state != AgentState::kLost) {
       lost->push_back({.incarnation = incarnation,
@@ -144,24 +155,38 @@ absl::Status Membership::Register(const RegisterAgent& request, absl::Time now,
     }
     Forget(incarnation);
   }
-  Agent agent{.incarnation = request.incarnation,
-              .node = request.node,
-              .version = request.version,
-              .address = request.address,
-              .num_cpus = std::max(1, request.num_cpus),
-              .reason = "its stream is not open yet",
-              .last_sign = now};
+  Insert(request, now, AgentState::kJoining);
+  Agent& agent = agents_.at(request.incarnation);
+  agent.reason = "its stream is not open yet";
+  agent.stretch = stretch_;
+  LookAt(&agent, now + options_.join_timeout);
+  unsaved_agents_.insert(request.incarnation);
+  unsaved_reports_.insert(request.incarnation);  // none: its former life's record must go
+  return absl::OkStatus();
+}
+
+void Membership::Insert(const RegisterAgent& request, absl::Time now, AgentState state) {
+  Agent& agent = agents_[request.incarnation];
+  agent = {.incarnation = request.incarnation,
+           .node = request.node,
+           .version = request.version,
+           .address = request.address,
+           .num_cpus = std::max(1, request.num_cpus),
+           .state = state,
+           .last_sign = now,
+           .order = next_order_++};
   for (const WorkerInfo& info : request.workers) {
     agent.workers.push_back(info.name);
     workers_[info.name] = {
         .info = info, .incarnation = request.incarnation, .draining = drained_.contains(info.name)};
+    const std::string device = DeviceKey(request.node, info);
+    if (!device.empty()) devices_[device].insert(info.name);
   }
-  agents_[request.incarnation] = std::move(agent);
+  RecountAll(agent);
   ++generation_;
-  stretch_ =
-      std::max<int>(1, (static_cast<int>(workers_.size()) + options_.workers_at_full_rate - 1) /
-                           options_.workers_at_full_rate);
-  return absl::OkStatus();
+  if (state == AgentState::kLost) return;
+  num_live_workers_ += static_cast<int>(agent.workers.size());
+  UpdateStretch();
 }
 
 }  // namespace muster

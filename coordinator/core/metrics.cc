@@ -16,30 +16,41 @@ JobHistory::JobHistory(int world_size, const HistoryLimits& limits)
       lines_per_rank_(std::max<size_t>(50, limits.max_log_lines / std::max(1, world_size))) {}
 
 void JobHistory::AddStep(int64_t epoch, const StepMessage& step, absl::Time now) {
-  // Timers are kept for the newest step only: they are the bulk of a record.
-  if (!steps_.empty()) steps_.entries().back().value.step.timers_ms.clear();
-  steps_.DropNewestWhile([&](const StepRecord& r) { return r.step.iteration >= step.iteration; });
-  steps_.Add({epoch, now, step});
+  RestoreStep(steps_.next(), {epoch, now, step});
 }
 
 void JobHistory::AddEvaluation(const EvaluationMessage& evaluation) {
-  for (auto& entry : evaluations_.entries()) {
-    if (entry.value.iteration == evaluation.iteration && entry.value.split == evaluation.split) {
-      entry.value = evaluation;
-      return;
-    }
-  }
-  evaluations_.Add(evaluation);
+  RestoreEvaluation(evaluations_.next(), evaluation);
 }
 
 void JobHistory::AddCheckpoint(const CheckpointMessage& checkpoint) {
-  for (auto& entry : checkpoints_.entries()) {
-    if (entry.value.iteration == checkpoint.iteration && entry.value.path == checkpoint.path) {
-      entry.value = checkpoint;
-      return;
-    }
-  }
-  checkpoints_.Add(checkpoint);
+  RestoreCheckpoint(checkpoints_.next(), checkpoint);
+}
+
+void JobHistory::RestoreStep(int64_t index, StepRecord record) {
+  // Timers are kept for the newest step only: they are the bulk of a record.
+  if (!steps_.empty()) steps_.entries().back().value.step.timers_ms.clear();
+  const int64_t iteration = record.step.iteration;
+  steps_.DropNewestWhile([&](const StepRecord& r) { return r.step.iteration >= iteration; });
+  steps_.AddAt(index, std::move(record));
+}
+
+void JobHistory::RestoreEvaluation(int64_t index, const EvaluationMessage& evaluation) {
+  evaluations_.DropIf([&](const EvaluationMessage& known) {
+    return known.iteration == evaluation.iteration && known.split == evaluation.split;
+  });
+  evaluations_.AddAt(index, evaluation);
+}
+
+void JobHistory::RestoreCheckpoint(int64_t index, const CheckpointMessage& checkpoint) {
+  checkpoints_.DropIf([&](const CheckpointMessage& known) {
+    return known.iteration == checkpoint.iteration && known.path == checkpoint.path;
+  });
+  checkpoints_.AddAt(index, checkpoint);
+}
+
+void JobHistory::RestoreEvent(int64_t index, JobEvent event) {
+  events_.AddAt(index, std::move(event));
 }
 
 void JobHistory::AddEvent(JobEvent event) { events_.Add(std::move(event)); }
@@ -67,6 +78,19 @@ std::vector<const JobHistory::LogEntry*> JobHistory::Logs(int rank, int64_t sinc
             [](const LogEntry* a, const LogEntry* b) { return a->index < b->index; });
   if (result.size() > limit) result.resize(limit);
   return result;
+}
+
+std::vector<std::string> JobHistory::LastLines(int rank, int64_t epoch, size_t limit) const {
+  std::vector<std::string> lines;
+  const auto found = logs_.find(rank);
+  if (found == logs_.end()) return lines;
+  const auto& entries = found->second.entries();
+  for (auto it = entries.rbegin(); it != entries.rend() && lines.size() < limit; ++it) {
+    if (it->value.epoch != epoch) break;
+    lines.push_back(it->value.text);
+  }
+  std::reverse(lines.begin(), lines.end());
+  return lines;
 }
 
 int64_t JobHistory::oldest_log_index(int rank) const {

@@ -49,12 +49,19 @@ class JobHistory {
   JobHistory(int world_size, const HistoryLimits& limits);
 
   void AddStep(int64_t epoch, const StepMessage& step, absl::Time now);
-  // The same iteration and split again: the last values count.
+  // The same iteration and split again: the last values count, under a new index.
   void AddEvaluation(const EvaluationMessage& evaluation);
   void AddCheckpoint(const CheckpointMessage& checkpoint);
   void AddEvent(JobEvent event);
   void AddLogLines(int rank, int64_t epoch, const std::string& worker,
                    const std::vector<std::string>& lines, absl::Time now);
+
+  // As read back from the ledger, each kind in the order of its indexes (at least next()). A step
+  // or a result that was done again replaces its former one here too.
+  void RestoreStep(int64_t index, StepRecord record);
+  void RestoreEvaluation(int64_t index, const EvaluationMessage& evaluation);
+  void RestoreCheckpoint(int64_t index, const CheckpointMessage& checkpoint);
+  void RestoreEvent(int64_t index, JobEvent event);
 
   const Ring<StepRecord>& steps() const { return steps_; }
   const Ring<JobEvent>& events() const { return events_; }
@@ -64,6 +71,8 @@ class JobHistory {
   using LogEntry = Ring<TrainerLine>::Entry;
   // Lines with index >= since of one rank (-1: of all), by index, at most `limit`.
   std::vector<const LogEntry*> Logs(int rank, int64_t since, size_t limit) const;
+  // The newest ones of one rank and epoch, oldest first.
+  std::vector<std::string> LastLines(int rank, int64_t epoch, size_t limit) const;
   int64_t next_log_index() const { return next_log_; }
   int64_t oldest_log_index(int rank) const;
 

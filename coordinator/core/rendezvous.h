@@ -2,10 +2,15 @@
 // seen: a call that names another epoch gets ABORTED, and so do those that wait when an epoch ends.
 #pragma once
 
+#include <functional>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "coordinator/core/durable.h"
 #include "coordinator/core/kv_store.h"
 
 namespace muster {
@@ -27,6 +32,16 @@ class Rendezvous {
   // 0: none is open.
   int64_t epoch(const std::string& job_id) const;
 
+  // ---- durability: records "job/n/key/<hex of key>"; waiters are not saved, they ask again.
+  // `sequence_of` gives a job's n; 0: it is forgotten, and all of its records with it.
+  using SequenceOf = std::function<int64_t(const std::string& job_id)>;
+  bool unsaved() const { return !unsaved_.empty(); }
+  void TakeChanges(const SequenceOf& sequence_of, DurableChanges* changes);
+  void SaveAll(const SequenceOf& sequence_of, DurableChanges* changes) const;
+  // Into a round that Begin() has opened. INVALID_ARGUMENT names the record.
+  absl::Status RestoreRecord(const std::string& job_id, const std::string& hex_of_key,
+                             const std::string& record, const std::string& value);
+
  private:
   struct Round {
     int64_t epoch = 0;
@@ -35,7 +50,8 @@ class Rendezvous {
   absl::StatusOr<KvStore*> Find(const std::string& job_id, int64_t epoch);
 
   const KvLimits limits_;
-  std::map<std::string, Round> rounds_;  // by job
+  std::map<std::string, Round> rounds_;                    // by job
+  std::set<std::pair<std::string, std::string>> unsaved_;  // job, key
 };
 
 }  // namespace muster

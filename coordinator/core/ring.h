@@ -35,6 +35,12 @@ class Ring {
     while (!entries_.empty() && drop(entries_.back().value)) entries_.pop_back();
   }
 
+  // Takes those away for which `drop(value)` holds.
+  template <typename Drop>
+  void DropIf(Drop drop) {
+    std::erase_if(entries_, [&](const Entry& entry) { return drop(entry.value); });
+  }
+
   // Entries with index >= since, oldest first, at most `limit`.
   std::vector<const Entry*> Since(int64_t since, size_t limit) const {
     auto it = std::lower_bound(entries_.begin(), entries_.end(), since,

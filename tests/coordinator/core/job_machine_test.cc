@@ -61,9 +61,12 @@ class JobMachineTest : public testing::Test {
     Report(rank, ExitedReport{.signal = signal, .last_log_lines = {"last words"}});
   }
   void Advance(absl::Duration by) {
-    now_ += by;
-    job_.Tick(now_, &effects_);
+    for (const absl::Time end = now_ + by; now_ < end;) {
+      now_ = std::min(end, now_ + absl::Seconds(1));
+      job_.Tick(now_, &effects_, signs_);
+    }
   }
+  std::string LastEvent() { return job_.history().events().newest().value.text; }
   void Run() {  // to RUNNING
     Start();
     Phase(0, "training");
@@ -75,6 +78,7 @@ class JobMachineTest : public testing::Test {
   JobOptions options_;
   JobMachine job_;
   JobEffects effects_;
+  SignsOfLife signs_;
 };
 
 TEST_F(JobMachineTest, TrainsAndCompletes) {
@@ -132,7 +136,9 @@ TEST_F(JobMachineTest, AKilledTrainerFailsTheJobAtOnceAndSaysWhere) {
   Signal(1, 9);
   EXPECT_EQ(job_.state(), JobState::kFailed);
   EXPECT_EQ(job_.exit_code(), 1);
-  EXPECT_EQ(job_.reason(), "rank 1 (worker w1, node n1): the trainer was killed by signal 9");
+  EXPECT_EQ(job_.reason(),
+            "rank 1 (worker w1, node n1): the trainer was killed by signal 9 (SIGKILL), while "
+            "training, after iteration 4; its last line: last words");
   EXPECT_EQ(job_.cause()->signal, 9);
   EXPECT_EQ(job_.cause()->rank, 1);
   EXPECT_EQ(job_.cause()->iteration, 4);
@@ -203,22 +209,25 @@ TEST_F(JobMachineTest, FormingWithoutProgressNamesAllWhoAreMissing) {
   Start();
   Phase(0, "training");
   Phase(1, "loading");
-  Advance(options_.forming_limit - absl::Seconds(1));
+  Advance(options_.phases.load.cap - absl::Seconds(1));
   Phase(1, "warming");  // progress
   Advance(absl::Seconds(2));
   EXPECT_EQ(job_.state(), JobState::kForming);
-  Advance(options_.forming_limit);
+  Advance(options_.phases.load.cap);
   EXPECT_EQ(job_.state(), JobState::kFailed);
   EXPECT_EQ(job_.cause()->rank, 1);
-  EXPECT_THAT(job_.reason(), HasSubstr("ranks 1 (node n1): warming"));
+  EXPECT_THAT(job_.reason(), HasSubstr("phase load: no progress for 1h"));
+  EXPECT_THAT(job_.reason(), HasSubstr("missing: rank 1 (node n1, worker w1): warming"));
 }
 
 TEST_F(JobMachineTest, RanksThatAreNeverDoneAreNamed) {
   Run();
   Done(0);
-  Advance(options_.done_limit);
+  Advance(options_.phases.step.cap);
   EXPECT_EQ(job_.state(), JobState::kFailed);
-  EXPECT_THAT(job_.reason(), HasSubstr("ranks 1 are not done"));
+  EXPECT_EQ(job_.cause()->rank, 1);
+  EXPECT_THAT(job_.reason(), HasSubstr("missing: rank 1 (node n1, worker w1): training"));
+  EXPECT_THAT(job_.reason(), testing::Not(HasSubstr("rank 0 (")));
 }
 
 TEST_F(JobMachineTest, CancelWhileWaitingNeedsNothing) {
@@ -301,11 +310,32 @@ TEST_F(JobMachineTest, AFailureOnTheWayToTheLastCheckpointFails) {
   EXPECT_EQ(job_.state(), JobState::kFailed);
 }
 
-TEST_F(JobMachineTest, CancelWhileTheCauseIsSoughtEndsIt) {
+TEST_F(JobMachineTest, CancelWhileTheCauseIsSoughtKeepsTheCause) {
   Run();
   Report(0, FailedMessage{0, "all-reduce", true});
-  job_.Cancel(CancelMode::kStop, "", now_, &effects_);
+  job_.Cancel(CancelMode::kStop, "by user", now_, &effects_);
+  EXPECT_EQ(job_.state(), JobState::kRunning);
+  Signal(1, 9);
   EXPECT_EQ(job_.state(), JobState::kCancelled);
+  EXPECT_EQ(job_.cause()->signal, 9);
+  EXPECT_THAT(job_.reason(), HasSubstr("cancelled: by user; on the way: rank 1"));
+}
+
+TEST_F(JobMachineTest, CancelWhileTheCauseIsSoughtHasALimit) {
+  Run();
+  Report(0, FailedMessage{0, "all-reduce", true});
+  job_.Cancel(CancelMode::kStop, "by user", now_, &effects_);
+  Advance(options_.symptom_window + absl::Seconds(1));
+  EXPECT_EQ(job_.state(), JobState::kCancelled);
+  EXPECT_THAT(job_.reason(), HasSubstr("on the way: rank 0"));
+}
+
+TEST_F(JobMachineTest, KillWhileTheCauseIsSoughtSaysWhatWasKnown) {
+  Run();
+  Report(0, FailedMessage{0, "all-reduce", true});
+  job_.Cancel(CancelMode::kKill, "", now_, &effects_);
+  EXPECT_EQ(job_.state(), JobState::kCancelled);
+  EXPECT_THAT(job_.reason(), HasSubstr("cancelled; on the way: rank 0"));
 }
 
 TEST_F(JobMachineTest, DirectivesNeedAJobThatTrains) {

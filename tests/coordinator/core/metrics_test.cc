@@ -57,7 +57,7 @@ TEST(JobHistoryTest, RepeatedEvaluationKeepsTheLastValues) {
   history.AddEvaluation({.iteration = 10, .split = "test", .lm_loss = 3});
   history.AddEvaluation({.iteration = 10, .split = "valid", .lm_loss = 1});
   ASSERT_EQ(history.evaluations().size(), 2u);
-  EXPECT_EQ(history.evaluations().entries()[0].value.lm_loss, 1);
+  EXPECT_EQ(history.evaluations().newest().value.lm_loss, 1);  // a follower sees it
 }
 
 TEST(JobHistoryTest, ALoudRankDoesNotPushOutAnothersLines) {

@@ -1,0 +1,179 @@
+// The fields of a job's records, each list in one place for writing and for reading.
+#pragma once
+
+#include <string>
+#include <type_traits>
+
+#include "coordinator/core/durable_json.h"
+#include "coordinator/core/job_machine.h"
+
+namespace muster {
+
+inline constexpr EnumName<JobState> kJobStates[] = {
+    {JobState::kSubmitted, "SUBMITTED"},   {JobState::kQueued, "QUEUED"},
+    {JobState::kForming, "FORMING"},       {JobState::kRunning, "RUNNING"},
+    {JobState::kEvaluating, "EVALUATING"}, {JobState::kCheckpointing, "CHECKPOINTING"},
+    {JobState::kRerunning, "RERUNNING"},   {JobState::kRecovering, "RECOVERING"},
+    {JobState::kCompleted, "COMPLETED"},   {JobState::kFailed, "FAILED"},
+    {JobState::kCancelled, "CANCELLED"},   {JobState::kExited, "EXITED"},
+};
+inline constexpr EnumName<RankSlot::Trainer> kTrainerStates[] = {
+    {RankSlot::Trainer::kNone, "none"},
+    {RankSlot::Trainer::kLaunched, "launched"},
+    {RankSlot::Trainer::kExited, "exited"},
+};
+inline constexpr EnumName<CancelMode> kCancelModes[] = {
+    {CancelMode::kStop, "stop"},
+    {CancelMode::kCheckpointAndStop, "checkpoint_and_stop"},
+    {CancelMode::kKill, "kill"},
+};
+inline constexpr EnumName<Directive::Kind> kDirectiveKindNames[] = {
+    {Directive::Kind::kCheckpoint, "checkpoint"},
+    {Directive::Kind::kEvaluate, "evaluate"},
+    {Directive::Kind::kStop, "stop"},
+    {Directive::Kind::kCheckpointAndStop, "checkpoint_and_stop"},
+};
+
+#define MUSTER_FIELD(member) v(#member, m.member)
+
+struct SavedIdentity {
+  std::string job_id, spec_json, idempotency_key;
+  int64_t train_iters = 0;
+  absl::Time submitted_at;
+};
+template <class V, class M>
+void VisitIdentity(V& v, M& m) {
+  MUSTER_FIELD(job_id);
+  MUSTER_FIELD(spec_json);
+  MUSTER_FIELD(idempotency_key);
+  MUSTER_FIELD(train_iters);
+  MUSTER_FIELD(submitted_at);
+}
+
+template <class V, class M>
+void JobMachine::VisitState(V& v, M& m) {
+  v.Enum("state", m.state_, kJobStates);
+  v("reason", m.reason_);
+  v("version", m.version_);
+  v("epoch", m.epoch_);
+  v("iteration", m.iteration_);
+  v("consumed_samples", m.consumed_samples_);
+  v("flops_so_far", m.flops_so_far_);
+  v("restarts", m.restarts_);
+  v("exit_code", m.exit_code_);
+  v("started_at", m.started_at_);
+  v("ended_at", m.ended_at_);
+  v.Enum("cancel", m.cancel_, kCancelModes);
+  v("cancel_reason", m.cancel_reason_);
+  v("cancel_deadline", m.cancel_deadline_);
+  v("cancel_extended", m.cancel_extended_);
+  v("not_released_noted", m.not_released_noted_);
+}
+
+template <class V, class M>
+void JobMachine::VisitEpoch(V& v, M& m) {
+  v("spares", m.spares_);
+  v("unique_id", m.unique_id_);
+  v("aborted", m.aborted_);
+  v("directives_through", m.directives_through_);
+}
+
+template <class V, class M>
+void VisitCause(V& v, M& m) {
+  MUSTER_FIELD(rank);
+  MUSTER_FIELD(exit_code);
+  MUSTER_FIELD(signal);
+  MUSTER_FIELD(worker);
+  MUSTER_FIELD(node);
+  MUSTER_FIELD(text);
+  MUSTER_FIELD(iteration);
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(last_log_lines);
+  MUSTER_FIELD(time);
+  MUSTER_FIELD(symptom);
+}
+
+template <class V, class M>
+void VisitDone(V& v, M& m) {
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(exit_code);
+  MUSTER_FIELD(reason);
+}
+
+template <class V, class M>
+void VisitRank(V& v, M& m) {
+  MUSTER_FIELD(worker);
+  v.Bytes("incarnation", m.incarnation);
+  MUSTER_FIELD(node);
+  MUSTER_FIELD(host_address);
+  MUSTER_FIELD(device);
+  v.Always("num_threads", m.num_threads);
+  v.Enum("trainer", m.trainer, kTrainerStates);
+  v.Always("phase", m.phase);
+  MUSTER_FIELD(phase_detail);
+  v.Nested("done", m.done, [](auto& inner, auto& done) { VisitDone(inner, done); });
+  MUSTER_FIELD(failed_in_collective);
+}
+
+template <class V, class M>
+void VisitDirective(V& v, M& m) {
+  v.Enum("kind", m.kind, kDirectiveKindNames);
+  MUSTER_FIELD(reason);
+}
+
+// ---- rows of the ledger; the element's type says which
+template <class V, class M>
+void VisitStep(V& v, M& m) {
+  MUSTER_FIELD(iteration);
+  MUSTER_FIELD(consumed_samples);
+  MUSTER_FIELD(lm_loss);
+  MUSTER_FIELD(loss_text);
+  MUSTER_FIELD(grad_norm);
+  MUSTER_FIELD(learning_rate);
+  v.Always("loss_scale", m.loss_scale);
+  MUSTER_FIELD(elapsed_ms);
+  MUSTER_FIELD(tokens_per_s);
+  MUSTER_FIELD(tflops_per_device);
+  MUSTER_FIELD(skipped);
+  MUSTER_FIELD(num_floating_point_operations_so_far);
+  MUSTER_FIELD(memory_bytes);
+  MUSTER_FIELD(applied_directive);
+  MUSTER_FIELD(global_batch_size);
+  MUSTER_FIELD(timers_ms);
+}
+
+template <class V, class M>
+void VisitLedger(V& v, M& m) {
+  using T = std::remove_const_t<M>;
+  if constexpr (std::is_same_v<T, StepRecord>) {
+    MUSTER_FIELD(epoch);
+    MUSTER_FIELD(time);
+    VisitStep(v, m.step);
+  } else if constexpr (std::is_same_v<T, EvaluationMessage>) {
+    MUSTER_FIELD(epoch);
+    MUSTER_FIELD(iteration);
+    MUSTER_FIELD(split);
+    MUSTER_FIELD(lm_loss);
+    MUSTER_FIELD(ppl);
+    v("final", m.final);
+  } else if constexpr (std::is_same_v<T, CheckpointMessage>) {
+    MUSTER_FIELD(epoch);
+    MUSTER_FIELD(iteration);
+    MUSTER_FIELD(path);
+    MUSTER_FIELD(ok);
+    MUSTER_FIELD(error);
+    MUSTER_FIELD(elapsed_ms);
+  } else {
+    static_assert(std::is_same_v<T, JobEvent>);
+    MUSTER_FIELD(time);
+    MUSTER_FIELD(epoch);
+    MUSTER_FIELD(kind);
+    MUSTER_FIELD(text);
+    v.Always("rank", m.rank);
+    MUSTER_FIELD(worker);
+  }
+}
+
+#undef MUSTER_FIELD
+
+}  // namespace muster
