@@ -41,8 +41,8 @@ class Client {
   bool connected() const { return connected_; }
 
   // From now on a call is given up after 2 s (and the wait that it asks for): for loops that ask
-  // again, so that they notice soon when the coordinator is away.
-  void ExpectQuickAnswers() { answer_limit_ = absl::Seconds(2); }
+  // again, so that they notice soon when the coordinator is away, and soon when it is back.
+  void ExpectQuickAnswers() { asks_again_ = true; }
 
   absl::StatusOr<v1::JobStatus> GetJob(const std::string& job_id, int64_t known_version = 0,
                                        absl::Duration wait = absl::ZeroDuration(),
@@ -68,15 +68,25 @@ class Client {
  private:
   Client(std::string address, std::string token_file, const absl::StatusOr<Token>& token);
 
+  absl::Duration AnswerLimit() const {
+    if (!asks_again_) return kDefaultRpcDeadline;
+    return away_ ? absl::Milliseconds(500) : absl::Seconds(2);  // short: for ctrl-C
+  }
+
   template <typename Stub, typename Request, typename Response>
   absl::StatusOr<Response> Call(
       Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
       const Request& request, absl::Duration wait = absl::ZeroDuration()) {
     if (!token_status_.ok()) return token_status_;
     grpc::ClientContext context;
-    SetDeadline(&context, answer_limit_ + wait);
+    SetDeadline(&context, AnswerLimit() + wait);
+    // A call that fails at once lets nobody look after the connection that is being made: its
+    // failure would be noticed, and the next one tried, by a timer only, every two seconds.
+    context.set_wait_for_ready(asks_again_ && away_);
     Response response;
     const absl::Status status = FromGrpc((stub.*method)(&context, request, &response));
+    away_ = status.code() == absl::StatusCode::kUnavailable ||
+            status.code() == absl::StatusCode::kDeadlineExceeded;
     connected_ = channel_->GetState(/*try_to_connect=*/false) == GRPC_CHANNEL_READY;
     if (!status.ok()) return status;
     return response;
@@ -88,8 +98,8 @@ class Client {
   v1::JobService::Stub jobs_;
   v1::TrainingService::Stub training_;
   v1::MembershipService::Stub membership_;
-  bool connected_ = false;
-  absl::Duration answer_limit_ = kDefaultRpcDeadline;
+  bool connected_ = false, asks_again_ = false;
+  bool away_ = false;  // the last call was not answered
 };
 
 // Prints one clear line (what is wrong, and what to do) and says what to exit with: 3 when the

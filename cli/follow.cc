@@ -76,7 +76,7 @@ absl::StatusOr<v1::JobStatus> FollowJob(Client* client, const std::string& job_i
         client->GetMetrics(job_id, since, ended ? absl::ZeroDuration() : kWait);
     absl::StatusOr<v1::JobStatus> newer = metrics.ok() ? client->GetJob(job_id) : metrics.status();
     if (patience.AskAgain(newer.status(), clock.Steady())) {
-      absl::SleepFor(kWait);
+      absl::SleepFor(kRest);
       continue;
     }
     if (!newer.ok()) return newer.status();

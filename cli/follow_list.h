@@ -37,6 +37,7 @@ int FollowList(Client* client, const FollowListOptions& options,
                const google::protobuf::RepeatedPtrField<Entry>& (Response::*entries)() const,
                const std::function<void(const Entry&)>& print) {
   constexpr absl::Duration kWait = absl::Milliseconds(300);  // short enough for ctrl-C
+  constexpr absl::Duration kRest = absl::Milliseconds(50);
   if (options.follow) CountOneInterrupt();
   RealClock clock;
   Patience patience(options.follow ? Patience::kLimit : absl::ZeroDuration(),
@@ -48,7 +49,7 @@ int FollowList(Client* client, const FollowListOptions& options,
     const absl::StatusOr<Response> response =
         fetch(since, options.follow && !holds ? kWait : absl::ZeroDuration());
     if (patience.AskAgain(response.status(), clock.Steady())) {
-      absl::SleepFor(kWait);
+      absl::SleepFor(kRest);
       continue;
     }
     if (!response.ok()) {
