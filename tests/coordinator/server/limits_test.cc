@@ -3,9 +3,13 @@
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
-#include <atomic>
+#include <algorithm>
 #include <future>
 #include <list>
+#include <utility>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/strip.h"
 
 #include "common/rpc/channel.h"
 #include "common/rpc/convert.h"
@@ -142,76 +146,100 @@ TEST_F(LimitsTest, TooLargeAMessageIsRefusedWithItsLimit) {
   EXPECT_NE(Submit(Jobs().get()), "");
 }
 
-// A client that keeps `depth` requests in flight, by asking again as soon as an answer comes.
-class Flood {
+// Holds the engine's thread, once, until it is told to go on.
+class HeldJournal final : public Journal {
  public:
-  Flood(const std::string& address, int depth)
-      : stub_(v1::JobService::NewStub(NewChannel(address))), calls_(depth) {
-    for (Call& call : calls_) Ask(&call);
+  absl::StatusOr<DurableState> Load(int64_t tail) override { return DurableState{}; }
+  absl::Status Write(const DurableChanges& changes) override { return absl::OkStatus(); }
+  absl::StatusOr<std::vector<LedgerRow>> ReadLedger(int64_t job, LedgerKind kind, int64_t since,
+                                                    int64_t limit) override {
+    return std::vector<LedgerRow>();
   }
-  ~Flood() {
-    stopping_ = true;
-    MutexLock lock(&mu_);
-    while (running_ > 0) ended_.Wait(&mu_);
+  absl::Status Maintain() override {
+    if (!std::exchange(held_, true)) {
+      reached_.set_value();
+      go_on_.get_future().wait();
+    }
+    return absl::OkStatus();
   }
-  int64_t answers() const { return answers_; }
+  void AwaitHeld() { reached_.get_future().wait(); }
+  void GoOn() { go_on_.set_value(); }
+
+ private:
+  bool held_ = false;
+  std::promise<void> reached_, go_on_;
+};
+
+// A client that sends submissions without waiting for answers.
+class Submitter {
+ public:
+  explicit Submitter(const std::string& address)
+      : stub_(v1::JobService::NewStub(NewChannel(address))) {}
+  std::shared_future<grpc::Status> Send() {
+    Call& call = calls_.emplace_back();
+    SetDeadline(&call.context, absl::Seconds(60));
+    call.request.set_spec_json(TestSpec());
+    stub_->async()->SubmitJob(&call.context, &call.request, &call.response,
+                              [&call](grpc::Status status) { call.ended.set_value(status); });
+    return call.ended.get_future();
+  }
+  const std::string& JobId(size_t call) const {
+    return std::next(calls_.begin(), call)->response.job_id();
+  }
 
  private:
   struct Call {
-    std::unique_ptr<grpc::ClientContext> context;
-    v1::ListJobsRequest request;
-    v1::ListJobsResponse response;
+    grpc::ClientContext context;
+    v1::SubmitJobRequest request;
+    v1::SubmitJobResponse response;
+    std::promise<grpc::Status> ended;
   };
-  void Ask(Call* call) {
-    {
-      MutexLock lock(&mu_);
-      ++running_;
-    }
-    call->context = std::make_unique<grpc::ClientContext>();
-    SetDeadline(call->context.get(), absl::Seconds(60));
-    stub_->async()->ListJobs(call->context.get(), &call->request, &call->response,
-                             [this, call](grpc::Status status) {
-                               if (status.ok()) ++answers_;
-                               if (!stopping_) Ask(call);
-                               MutexLock lock(&mu_);
-                               if (--running_ == 0) ended_.NotifyAll();
-                             });
-  }
-
   const std::unique_ptr<v1::JobService::Stub> stub_;
-  std::vector<Call> calls_;
-  std::atomic<int64_t> answers_ = 0;
-  std::atomic<bool> stopping_ = false;
-  Mutex mu_;
-  CondVar ended_;
-  int running_ ABSL_GUARDED_BY(mu_) = 0;
+  std::list<Call> calls_;
 };
 
-// How many answers the flood gets for each one of a client that asks one thing at a time.
-int64_t AnswersOfAFloodPerOther(v1::JobService::Stub* other, Flood* flood) {
-  const int kRequests = 20;
-  const int64_t before = flood->answers();
-  for (int i = 0; i < kRequests; ++i) {
-    grpc::ClientContext context;
-    SetDeadline(&context, absl::Seconds(60));
-    v1::ListJobsResponse response;
-    EXPECT_TRUE(other->ListJobs(&context, {}, &response).ok());
-  }
-  return (flood->answers() - before) / kRequests;
-}
+// Jobs are numbered in the order in which the engine handles their submissions, so the number that
+// another client gets tells how much of the flood was handled before it.
+TEST_F(LimitsTest, AFloodFromOneClientDelaysOthersByAtMostItsTurns) {
+  const int kFlood = 400, kTurns = 4;
+  HeldJournal journal;
+  ServerOptions options{.listen = "127.0.0.1:0",
+                        .limits = {.max_calls = kFlood + 1,
+                                   .max_calls_per_client = kFlood,
+                                   .max_turns_per_client = kTurns},
+                        .journal = &journal};
+  options.engine.maintain_every = absl::Milliseconds(1);
+  auto server = CoordinatorServer::Start(options, &clock_);
+  ASSERT_TRUE(server.ok()) << server.status();
+  Submitter flood((*server)->address()), other((*server)->address());
+  journal.AwaitHeld();  // from here on the engine handles nothing
 
-TEST_F(LimitsTest, AFloodFromOneClientSlowsNobodyElse) {
-  // In one queue, each request of the other client waits behind all that the flood has in flight.
-  // With turns it waits behind a few, and behind what gRPC itself has at hand: the stated factor is
-  // a quarter of the flood's depth, and in fact it is far less.
-  const int kDepth = 2'000;
-  Start({.max_turns_per_client = 4});
-  for (int i = 0; i < 20; ++i)
-    Submit(Jobs().get());  // so that a request costs the engine something
-  const auto other = Jobs();
-  Flood flood(server_->address(), kDepth);
-  const int64_t with_turns = AnswersOfAFloodPerOther(other.get(), &flood);
-  EXPECT_LT(with_turns, kDepth / 4);
+  // One more than may be in progress: when that is refused, all others have arrived.
+  std::vector<std::shared_future<grpc::Status>> answers;
+  for (int i = 0; i < kFlood + 1; ++i) answers.push_back(flood.Send());
+  const auto ready = [](const std::shared_future<grpc::Status>& answer) {
+    return answer.wait_for(std::chrono::seconds(0)) == std::future_status::ready;
+  };
+  const auto await_any = [&](const auto& of) {
+    while (std::none_of(of.begin(), of.end(), ready))
+      of.back().wait_for(std::chrono::milliseconds(5));
+  };
+  await_any(answers);
+  // The same for the other client, by the limit of all.
+  const std::vector<std::shared_future<grpc::Status>> others = {other.Send(), other.Send()};
+  await_any(others);
+  const size_t accepted = ready(others[0]) ? 1 : 0;
+  EXPECT_EQ(others[1 - accepted].get().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
+
+  journal.GoOn();
+  EXPECT_TRUE(others[accepted].get().ok());
+  int refused = 0;
+  for (const auto& answer : answers) refused += answer.get().ok() ? 0 : 1;
+  EXPECT_EQ(refused, 1);
+  int number = 0;
+  ASSERT_TRUE(absl::SimpleAtoi(absl::StripPrefix(other.JobId(accepted), "job-"), &number))
+      << other.JobId(accepted);
+  EXPECT_LE(number, kTurns + 1);
 }
 
 }  // namespace
