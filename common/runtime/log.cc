@@ -23,11 +23,20 @@ LogLevel LevelFromEnvironment() {
   return LogLevel::kInfo;
 }
 
+LogFormat FormatFromEnvironment() {
+  const char* value = std::getenv("MUSTER_LOG_FORMAT");
+  return value != nullptr && std::strcmp(value, "json") == 0 ? LogFormat::kJson : LogFormat::kText;
+}
+
 struct LogState {
   Mutex mu;
   std::string name ABSL_GUARDED_BY(mu) = "muster";
+  LogContext context ABSL_GUARDED_BY(mu);
   std::atomic<LogLevel> level{LevelFromEnvironment()};
+  std::atomic<LogFormat> format{FormatFromEnvironment()};
 };
+
+thread_local const ScopedLogContext* innermost = nullptr;
 
 // Leaked on purpose: threads may log while the process exits.
 LogState& State() {
@@ -60,12 +69,44 @@ void SetLogLevel(LogLevel level) { State().level = level; }
 
 bool LogEnabled(LogLevel level) { return level >= State().level.load(std::memory_order_relaxed); }
 
+void SetLogFormat(LogFormat format) { State().format = format; }
+
+bool SetLogFormatByName(const std::string& name) {
+  if (name != "text" && name != "json") return false;
+  setenv("MUSTER_LOG_FORMAT", name.c_str(), /*overwrite=*/1);
+  SetLogFormat(name == "json" ? LogFormat::kJson : LogFormat::kText);
+  return true;
+}
+
+void SetLogContext(const LogContext& context) {
+  MutexLock lock(&State().mu);
+  State().context = context;
+}
+
+ScopedLogContext::ScopedLogContext(LogContext context)
+    : context_(std::move(context)), outer_(innermost) {
+  innermost = this;
+}
+
+ScopedLogContext::~ScopedLogContext() { innermost = outer_; }
+
 void WriteLog(LogLevel level, absl::string_view text) {
-  std::string line = absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", absl::Now(), absl::UTCTimeZone());
+  const absl::Time now = absl::Now();
+  std::string name, line;
+  LogContext context;
   {
     MutexLock lock(&State().mu);
-    absl::StrAppend(&line, " ", Letter(level), " ", State().name, " ", text, "\n");
+    name = State().name;
+    context = State().context;
   }
+  if (State().format.load(std::memory_order_relaxed) == LogFormat::kJson) {
+    if (innermost != nullptr) context = innermost->context_;
+    line = LogRecordAsJson(now, level, name, context, text);
+  } else {
+    line = absl::StrCat(absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", now, absl::UTCTimeZone()), " ",
+                        Letter(level), " ", name, " ", text);
+  }
+  line += '\n';
   // A failed write to stderr has nowhere to be reported.
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, line.data(), line.size());
 }
