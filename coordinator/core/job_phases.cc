@@ -125,10 +125,9 @@ void JobMachine::CheckWait(absl::Time now, const SignsOfLife& signs, JobEffects*
   if (verdict == PhaseClock::Verdict::kInTime) return;
   const WaitPhase phase = *clock_.phase();
   const MissingReport missing = DescribeMissing(Missing(signs), now, signs.silent_after);
-  const std::string text =
-      absl::StrCat("phase ", WaitPhaseName(phase), ": no progress for ",
-                   ShortDuration(clock_.Elapsed(now)), " (", clock_.limits().Describe(phase),
-                   "); missing: ", missing.text);
+  const std::string text = absl::StrCat(
+      "phase ", WaitPhaseName(phase), ": no progress for ", ShortDuration(clock_.Elapsed(now)),
+      " (", clock_.limits().Describe(phase), "); missing: ", missing.text);
   if (verdict == PhaseClock::Verdict::kOverdue) {
     AddEvent(now, "overdue", text);
     Changed();
@@ -147,7 +146,8 @@ std::vector<MissingRank> JobMachine::Missing(const SignsOfLife& signs) const {
                                             : RankStage::kLoad;
   }
   int64_t newest = 0;
-  for (const auto& [incarnation, iteration] : agent_iteration_) newest = std::max(newest, iteration);
+  for (const auto& [incarnation, iteration] : agent_iteration_)
+    newest = std::max(newest, iteration);
   std::vector<MissingRank> missing;
   for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
     const RankSlot& slot = ranks_[rank];

@@ -21,9 +21,8 @@ std::string NameHolders(const AdmissionInput& input, DeviceKind kind) {
   for (const WorkerHolder& holder : input.holders) {
     if (holder.kind == kind && holder.num_workers > 0) holders.push_back(&holder);
   }
-  std::stable_sort(holders.begin(), holders.end(), [](const auto* a, const auto* b) {
-    return a->num_workers > b->num_workers;
-  });
+  std::stable_sort(holders.begin(), holders.end(),
+                   [](const auto* a, const auto* b) { return a->num_workers > b->num_workers; });
   std::vector<std::string> parts;
   for (size_t i = 0; i < std::min(holders.size(), kMaxHoldersNamed); ++i) {
     parts.push_back(absl::StrCat(holders[i]->job_id, " holds ", holders[i]->num_workers,
@@ -38,8 +37,8 @@ std::string NameHolders(const AdmissionInput& input, DeviceKind kind) {
 // What stands in the way, behind "waiting for N more".
 std::string Obstacles(const AdmissionInput& input, const QueuedJob& job, const WorkerSupply& free,
                       int num_started) {
-  const WorkerSupply supply = input.supply.contains(job.kind) ? input.supply.at(job.kind)
-                                                              : WorkerSupply();
+  const WorkerSupply supply =
+      input.supply.contains(job.kind) ? input.supply.at(job.kind) : WorkerSupply();
   std::vector<std::string> parts;
   const int num_busy = supply.num_usable - supply.num_idle;
   if (num_busy > 0) {
@@ -49,13 +48,11 @@ std::string Obstacles(const AdmissionInput& input, const QueuedJob& job, const W
   if (num_started > 0) parts.push_back(Are(num_started, "given to jobs before it"));
   if (free.num_draining > 0) parts.push_back(Are(free.num_draining, "draining"));
   if (free.num_unheard > 0) parts.push_back(Are(free.num_unheard, "not heard now"));
-  std::string text =
-      parts.empty() ? "" : absl::StrCat(" (", absl::StrJoin(parts, "; "), ")");
+  std::string text = parts.empty() ? "" : absl::StrCat(" (", absl::StrJoin(parts, "; "), ")");
   const int reachable = free.num_usable + free.num_unheard;
   if (job.num_workers > reachable) {
-    absl::StrAppend(&text, "; the cluster has only ", reachable, ": ",
-                    job.num_workers - reachable, " must join",
-                    free.num_draining > 0 ? " or be undrained" : "");
+    absl::StrAppend(&text, "; the cluster has only ", reachable, ": ", job.num_workers - reachable,
+                    " must join", free.num_draining > 0 ? " or be undrained" : "");
   }
   if (supply.num_usable + supply.num_draining + supply.num_unheard == 0) {
     for (const auto& [kind, other] : input.supply) {
@@ -86,8 +83,8 @@ std::vector<AdmissionDecision> DecideAdmission(AdmissionInput input) {
     const char* kind = DeviceKindName(job.kind);
     const std::string needs = absl::StrCat("needs ", job.num_workers, " ", kind, " workers");
     if (!input.paused.empty()) {
-      decisions.push_back({job.job_id, false,
-                           absl::StrCat("no job is started now: ", input.paused, "; ", needs)});
+      decisions.push_back(
+          {job.job_id, false, absl::StrCat("no job is started now: ", input.paused, "; ", needs)});
       continue;
     }
     if (const auto head = heads.find(job.kind); head != heads.end()) {
@@ -105,10 +102,9 @@ std::vector<AdmissionDecision> DecideAdmission(AdmissionInput input) {
       continue;
     }
     const int lacking = job.num_workers - free.num_idle;
-    decisions.push_back(
-        {job.job_id, false,
-         absl::StrCat(have, "; waiting for ", lacking, " more",
-                      Obstacles(input, job, free, started[job.kind]))});
+    decisions.push_back({job.job_id, false,
+                         absl::StrCat(have, "; waiting for ", lacking, " more",
+                                      Obstacles(input, job, free, started[job.kind]))});
     if (job.num_workers <= free.num_usable + free.num_unheard) {
       heads[job.kind] = {job.job_id, lacking};
     }

@@ -102,8 +102,7 @@ std::string CompressNames(const std::vector<absl::string_view>& names) {
     const absl::string_view digits = names[i].substr(end);
     int number = 0;
     const bool good = !digits.empty() && absl::SimpleAtoi(digits, &number) &&
-                      absl::StrCat(number) == digits &&
-                      (i == 0 || names[i].substr(0, end) == stem);
+                      absl::StrCat(number) == digits && (i == 0 || names[i].substr(0, end) == stem);
     if (!good || names.size() == 1) {
       std::vector<absl::string_view> first(names.begin(),
                                            names.begin() + std::min(names.size(), kMaxNames));

@@ -74,9 +74,33 @@ void FillResults(const JobHistory& history, v1::JobStatus* proto) {
   }
 }
 
+v1::PhaseWait WaitToProto(const JobWait& wait) {
+  v1::PhaseWait proto;
+  proto.set_phase(wait.phase);
+  *proto.mutable_elapsed() = ToProto(wait.elapsed);
+  *proto.mutable_limit() = ToProto(wait.limit);
+  proto.set_overdue(wait.overdue);
+  proto.set_missing(wait.missing);
+  return proto;
+}
+
+// The phases of which something is known, and the one that is waited for.
+void FillLimits(const JobMachine& job, v1::JobStatus* proto) {
+  for (int i = 0; i < kNumWaitPhases; ++i) {
+    const auto phase = static_cast<WaitPhase>(i);
+    const PhaseSamples& samples = job.phase_limits().Samples(phase);
+    if (samples.count == 0 && job.wait_phase() != phase) continue;
+    v1::PhaseLimit* to = proto->add_phase_limits();
+    to->set_phase(WaitPhaseName(phase));
+    *to->mutable_limit() = ToProto(job.phase_limits().Limit(phase));
+    if (samples.count > 0) *to->mutable_longest() = ToProto(samples.longest);
+    to->set_samples(samples.count);
+  }
+}
+
 }  // namespace
 
-v1::JobStatus ToProto(const JobMachine& job, JobDetail detail) {
+v1::JobStatus ToProto(const JobMachine& job, JobDetail detail, const SignsOfLife& signs) {
   v1::JobStatus proto;
   proto.set_job_id(job.job_id());
   proto.set_name(job.spec().name);
@@ -108,7 +132,11 @@ v1::JobStatus ToProto(const JobMachine& job, JobDetail detail) {
   proto.set_cancelling(job.cancelling());
   proto.set_progress(job.Progress());
   proto.set_workers_released(job.released());
-  if (detail == JobDetail::kFull) FillResults(job.history(), &proto);
+  if (detail == JobDetail::kFull) {
+    if (const auto wait = job.Wait(signs)) *proto.mutable_wait() = WaitToProto(*wait);
+    FillLimits(job, &proto);
+    FillResults(job.history(), &proto);
+  }
   return proto;
 }
 

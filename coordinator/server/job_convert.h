@@ -7,9 +7,10 @@
 
 namespace muster {
 
-enum class JobDetail { kSummary, kFull };  // summary: without results and log lines
+enum class JobDetail { kSummary, kFull };  // summary: without results, waits and log lines
 
-v1::JobStatus ToProto(const JobMachine& job, JobDetail detail);
+// `signs`: Coordinator::Signs(), for who is missing.
+v1::JobStatus ToProto(const JobMachine& job, JobDetail detail, const SignsOfLife& signs);
 v1::MetricsRecord ToProto(const Ring<StepRecord>::Entry& entry);
 v1::Event ToProto(const Ring<JobEvent>::Entry& entry);
 v1::LogLine ToProto(const JobHistory::LogEntry& entry);

@@ -61,10 +61,10 @@ grpc::ServerUnaryReactor* JobServiceImpl::CancelJob(grpc::CallbackServerContext*
           call->Answer(outcome.status);
           return;
         }
-        WatchJob(
+        WatchJobAndCore(
             gate_, call, job_id, absl::ZeroDuration(), [](const JobMachine&) { return true; },
-            [response](const JobMachine& job) {
-              *response->mutable_job() = ToProto(job, JobDetail::kFull);
+            [response](const JobMachine& job, const Coordinator& core) {
+              *response->mutable_job() = ToProto(job, JobDetail::kFull, core.Signs());
               return absl::OkStatus();
             });
       });
@@ -79,7 +79,7 @@ grpc::ServerUnaryReactor* JobServiceImpl::ListJobs(grpc::CallbackServerContext* 
       call, [call, response](const absl::Status& status, const Coordinator& core, absl::Time now) {
         if (!call->Claim()) return;
         for (const auto& [sequence, job] : core.jobs()) {
-          *response->add_jobs() = ToProto(*job, JobDetail::kSummary);
+          *response->add_jobs() = ToProto(*job, JobDetail::kSummary, core.Signs());
         }
         if (!core.storage().writable) response->set_storage_trouble(core.storage().reason);
         call->Finish(ToGrpc(status));
@@ -96,7 +96,7 @@ grpc::ServerUnaryReactor* JobServiceImpl::GetJob(grpc::CallbackServerContext* co
       gate_, call, request->job_id(), muster::FromProto(request->wait()),
       [known](const JobMachine& job) { return job.version() > known; },
       [known, response](const JobMachine& job, const Coordinator& core) {
-        *response->mutable_job() = ToProto(job, JobDetail::kFull);
+        *response->mutable_job() = ToProto(job, JobDetail::kFull, core.Signs());
         if (known == 0) response->set_spec_json(job.identity().spec_json);
         if (!core.storage().writable) response->set_storage_trouble(core.storage().reason);
         return absl::OkStatus();

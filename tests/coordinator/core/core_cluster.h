@@ -36,8 +36,8 @@ class CoreCluster {
                         .num_cpus = slots};
     for (int i = 0; i < slots; ++i) {
       const bool cpu = kind == DeviceKind::kCpu;
-      agent.workers.push_back({WorkerName(node, i), cpu ? "cpu" : absl::StrCat("cuda:", i), kind,
-                               i});
+      agent.workers.push_back(
+          {WorkerName(node, i), cpu ? "cpu" : absl::StrCat("cuda:", i), kind, i});
     }
     ASSERT_TRUE(Handle(agent).status.ok());
     ASSERT_TRUE(Handle(OpenStream{agent.incarnation, StreamOf(node)}).status.ok());

@@ -89,10 +89,9 @@ TEST(JobQueueTest, Table) {
     std::vector<std::string> started;
     std::string reason;
     const int busy = row.cpu.num_usable - row.cpu.num_idle;
-    for (const auto& decision :
-         DecideAdmission({.jobs = row.jobs,
-                          .supply = {{DeviceKind::kCpu, row.cpu}},
-                          .holders = {{.job_id = "other", .num_workers = busy}}})) {
+    for (const auto& decision : DecideAdmission({.jobs = row.jobs,
+                                .supply = {{DeviceKind::kCpu, row.cpu}},
+                                .holders = {{.job_id = "other", .num_workers = busy}}})) {
       if (decision.start) {
         started.push_back(decision.job_id);
       } else if (reason.empty()) {
