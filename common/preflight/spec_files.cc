@@ -29,7 +29,9 @@ class Checker {
     // Opened, not only looked at: rights on network file systems are known only then.
     const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (fd < 0) {
-      Add(field, path, absl::StrCat("the file can't be read: ", strerror(errno)));
+      Add(field, path,
+          absl::StrCat("the file can't be read: ", strerror(errno),
+                       "; each node of the job needs it at this path"));
       return;
     }
     close(fd);
@@ -37,7 +39,9 @@ class Checker {
 
   void NeedFolder(const std::string& field, const std::string& path) {
     if (access(path.c_str(), R_OK) != 0) {
-      Add(field, path, absl::StrCat("the folder can't be read: ", strerror(errno)));
+      Add(field, path,
+          absl::StrCat("the folder can't be read: ", strerror(errno),
+                       "; each node of the job needs it at this path"));
     } else if (!IsFolder(path)) {
       Add(field, path, "it is not a folder");
     }
@@ -52,9 +56,12 @@ class Checker {
       if (slash != std::string::npos) at.resize(slash == 0 ? 1 : slash);
     }
     if (!IsFolder(at)) {
-      Add(field, path, absl::StrCat("the folder can't be made: ", at, " is not a folder"));
+      Add(field, path,
+          absl::StrCat("the folder can't be made: ", at, " is not a folder; choose another path"));
     } else if (access(at.c_str(), W_OK | X_OK) != 0) {
-      Add(field, path, absl::StrCat("the folder ", at, " can't be written: ", strerror(errno)));
+      Add(field, path,
+          absl::StrCat("the folder ", at, " can't be written: ", strerror(errno),
+                       "; choose one that this user may write"));
     }
   }
 

@@ -87,11 +87,17 @@ class Agent::Impl {
 
   absl::Status Run() {
     const std::shared_ptr<grpc::Channel> channel = NewChannel(options_.coordinator, options_.token);
+    StoreProxy store(channel);  // outlives what asks it
     TrainerSet trainers({.program = options_.trainer_program,
                          .log_folder = absl::StrCat(options_.state_dir, "/logs"),
+                         .node = options_.name,
+                         .ask =
+                             [&store](const std::string& job_id, const StoreRequestMessage& request,
+                                      std::function<void(StoreReplyMessage)> reply) {
+                               store.Ask(job_id, request, std::move(reply));
+                             },
                          .cores = cores_},
                         [this](RunEvent event) { Post(std::move(event), 0); });
-    StoreProxy store(channel);
     CoordinatorClient client(
         channel, options_.coordinator, Registration(options_),
         {.on_order = [this](int64_t stream,

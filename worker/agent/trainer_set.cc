@@ -19,21 +19,25 @@
 #include "common/runtime/log.h"
 #include "common/runtime/mutex.h"
 #include "common/spec/spec_json.h"
+#include "worker/agent/shared_folder_check.h"
 #include "worker/agent/trainer_process.h"
 
 namespace muster {
 namespace {
 
+constexpr size_t kMaxFolders = 256;  // results of checks that are remembered
+
 // The spec was validated whole when it was submitted; what can fail here is this machine.
-absl::StatusOr<JobSpec> CheckSpec(const std::string& spec_json) {
+absl::StatusOr<JobSpec> CheckSpec(const std::string& spec_json, const std::string& node) {
   ParsedSpec parsed = ParseJobSpec(spec_json);
   std::vector<SpecProblem> problems = std::move(parsed.problems);
   if (problems.empty()) problems = CheckSpecFiles(parsed.spec);
   if (problems.empty()) return std::move(parsed.spec);
   return absl::FailedPreconditionError(
-      absl::StrJoin(problems, "; ", [](std::string* out, const SpecProblem& problem) {
-        absl::StrAppend(out, problem.ToString());
-      }));
+      absl::StrCat("node ", node, ": ",
+                   absl::StrJoin(problems, "; ", [](std::string* out, const SpecProblem& problem) {
+                     absl::StrAppend(out, problem.ToString());
+                   })));
 }
 
 }  // namespace
@@ -51,9 +55,11 @@ class TrainerSet::Impl {
     }
     launcher_.join();
     std::map<std::string, Entry> entries;
+    std::map<std::string, Folder> folders;
     {
       MutexLock lock(&mu_);
       entries.swap(entries_);
+      folders.swap(folders_);
     }
     // Each destructor kills, reaps and waits for the callbacks; not under the lock.
   }
@@ -86,7 +92,19 @@ class TrainerSet::Impl {
     Entry* entry = Find(worker, run);
     if (entry == nullptr) return;
     entry->end_reason = std::string(reason);
-    if (entry->process != nullptr) EndProcess(*entry, grace);
+    if (entry->process != nullptr) {
+      EndProcess(*entry, grace);
+      return;
+    }
+    // If it waits for its folder's check, it waits no longer.
+    for (auto& [job_id, folder] : folders_) {
+      std::erase_if(folder.held, [&](StartTrainerAction& held) {
+        if (held.worker != worker || held.run != run) return false;
+        starts_.push_back(std::move(held));
+        return true;
+      });
+    }
+    changed_.NotifyAll();
   }
 
   void Forget(const std::string& worker, int64_t run) {
@@ -107,6 +125,13 @@ class TrainerSet::Impl {
     std::string end_reason;                   // not empty: it is to end
   };
 
+  // checkpoint.save of a job, as far as this node has to ask about it.
+  struct Folder {
+    std::unique_ptr<SharedFolderCheck> check;  // until the trainers train, or one has ended
+    std::optional<absl::Status> result;
+    std::vector<StartTrainerAction> held;  // until there is a result
+  };
+
   Entry* Find(const std::string& worker, int64_t run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
     const auto found = entries_.find(worker);
     return found == entries_.end() || found->second.run != run ? nullptr : &found->second;
@@ -120,26 +145,103 @@ class TrainerSet::Impl {
   void Launch() {
     while (true) {
       StartTrainerAction action;
+      std::vector<std::unique_ptr<SharedFolderCheck>> over;
       {
         MutexLock lock(&mu_);
-        while (!ending_ && starts_.empty()) changed_.Wait(&mu_);
+        while (!ending_ && starts_.empty() && over_.empty()) changed_.Wait(&mu_);
         if (ending_) return;
-        action = std::move(starts_.front());
-        starts_.pop_front();
+        over.swap(over_);
+        if (!starts_.empty()) {
+          action = std::move(starts_.front());
+          starts_.pop_front();
+        }
       }
-      const absl::StatusOr<int64_t> pid = Launch(action);
+      over.clear();  // removes the marks of those that wrote one; not under the lock
+      if (action.launch == nullptr) continue;
+      absl::StatusOr<JobSpec> spec = Prepare(action);
+      if (spec.ok()) {
+        const std::optional<absl::Status> folder = AskFolder(action, *spec);
+        if (!folder) continue;  // held until it is known
+        if (!folder->ok()) spec = *folder;
+      }
+      const absl::StatusOr<int64_t> pid =
+          spec.ok() ? Launch(action, *spec) : absl::StatusOr<int64_t>(spec.status());
       RunEvent event{action.worker, action.run, RunEvent::Started{pid.value_or(0)}};
       if (!pid.ok()) {
         MUSTER_LOG(kError) << "cannot start a trainer worker=" << action.worker
-                           << " job=" << action.launch->job_id << ": " << pid.status().message();
+                           << " job=" << action.launch->job_id << " epoch=" << action.launch->epoch
+                           << " rank=" << action.assignment.rank << ": " << pid.status().message();
+        EndFolderCheck(action.launch->job_id);
         event.what = TrainerExited{.launch_error = std::string(pid.status().message())};
       }
       post_(std::move(event));
     }
   }
 
-  absl::StatusOr<int64_t> Launch(const StartTrainerAction& action) {
-    ASSIGN_OR_RETURN(const JobSpec spec, CheckSpec(action.launch->spec_json));
+  absl::Status CheckWanted(const StartTrainerAction& action) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
+    const Entry* entry = Find(action.worker, action.run);
+    if (entry != nullptr && entry->end_reason.empty() && !ending_) return absl::OkStatus();
+    return absl::CancelledError("it was stopped before its start");
+  }
+
+  absl::StatusOr<JobSpec> Prepare(const StartTrainerAction& action) {
+    {
+      MutexLock lock(&mu_);
+      RETURN_IF_ERROR(CheckWanted(action));
+    }
+    return CheckSpec(action.launch->spec_json, options_.node);
+  }
+
+  // nullopt: not known yet; the action comes back once it is.
+  std::optional<absl::Status> AskFolder(const StartTrainerAction& action, const JobSpec& spec) {
+    const FolderRole role = FolderRoleOf(*action.launch, spec.checkpoint.save);
+    if (role == FolderRole::kNone) return absl::OkStatus();
+    const std::string& job_id = action.launch->job_id;
+    MutexLock lock(&mu_);
+    if (absl::Status wanted = CheckWanted(action); !wanted.ok()) return wanted;
+    if (folders_.size() > kMaxFolders) {
+      std::erase_if(folders_, [](const auto& entry) {
+        return entry.second.result.has_value() && entry.second.check == nullptr;
+      });
+    }
+    Folder& folder = folders_[job_id];
+    if (folder.result) return folder.result;
+    folder.held.push_back(action);
+    if (folder.check != nullptr) return std::nullopt;
+    folder.check = std::make_unique<SharedFolderCheck>(
+        SharedFolderCheck::Options{.role = role,
+                                   .node = options_.node,
+                                   .folder = *spec.checkpoint.save,
+                                   .job_id = job_id,
+                                   .epoch = action.launch->epoch,
+                                   .ask = options_.ask},
+        [this, job_id](absl::Status result) { NoteFolder(job_id, std::move(result)); });
+    return std::nullopt;
+  }
+
+  void NoteFolder(const std::string& job_id, absl::Status result) {
+    if (!result.ok()) {
+      MUSTER_LOG(kError) << "job=" << job_id << ": " << result.message();
+    }
+    MutexLock lock(&mu_);
+    const auto found = folders_.find(job_id);
+    if (found == folders_.end()) return;
+    found->second.result = std::move(result);
+    for (StartTrainerAction& held : found->second.held) starts_.push_back(std::move(held));
+    found->second.held.clear();
+    changed_.NotifyAll();
+  }
+
+  // The job's trainers have met, so every agent has seen the mark; or the attempt is over.
+  void EndFolderCheck(const std::string& job_id) {
+    MutexLock lock(&mu_);
+    const auto found = folders_.find(job_id);
+    if (found == folders_.end() || found->second.check == nullptr || !found->second.result) return;
+    over_.push_back(std::move(found->second.check));
+    changed_.NotifyAll();
+  }
+
+  absl::StatusOr<int64_t> Launch(const StartTrainerAction& action, const JobSpec& spec) {
     const std::string folder = absl::StrCat(
         options_.log_folder, "/", absl::StrReplaceAll(action.launch->job_id, {{"/", "_"}}));
     std::error_code error;
@@ -158,10 +260,8 @@ class TrainerSet::Impl {
 
     const std::string bound_to = CpuList(options.cpus);
     MutexLock lock(&mu_);
+    RETURN_IF_ERROR(CheckWanted(action));
     Entry* entry = Find(action.worker, action.run);
-    if (entry == nullptr || !entry->end_reason.empty() || ending_) {
-      return absl::CancelledError("it was stopped before its start");
-    }
     // Under the lock, so that its exit can't be handled before it has its place.
     ASSIGN_OR_RETURN(entry->process,
                      TrainerProcess::Start(std::move(options), CallbacksFor(action)));
@@ -187,11 +287,14 @@ class TrainerSet::Impl {
   TrainerProcess::Callbacks CallbacksFor(const StartTrainerAction& action) {
     const std::string worker = action.worker;
     const int64_t run = action.run;
+    const std::string job_id = action.launch->job_id;
     return {
         .on_message =
-            [this, worker, run](std::string line) {
+            [this, worker, run, job_id](std::string line) {
               absl::StatusOr<TrainerToAgent> message = DecodeTrainerToAgent(line);
               if (message.ok()) {
+                const auto* phase = std::get_if<PhaseMessage>(&*message);
+                if (phase != nullptr && phase->phase != "forming") EndFolderCheck(job_id);
                 post_({worker, run, *std::move(message)});
               } else {
                 post_({worker, run, RunEvent::Garbage{std::string(message.status().message())}});
@@ -202,8 +305,10 @@ class TrainerSet::Impl {
               post_({worker, run, RunEvent::LogLine{std::move(line)}});
             },
         .on_exit =
-            [this, worker, run](TrainerExit exit) {
-              MUSTER_LOG(kInfo) << "trainer ended worker=" << worker << ": " << exit.Describe();
+            [this, worker, run, job_id](TrainerExit exit) {
+              MUSTER_LOG(kInfo) << "trainer ended worker=" << worker << " job=" << job_id << ": "
+                                << exit.Describe();
+              EndFolderCheck(job_id);
               if (!exit.error.empty()) {
                 exit.last_log_lines.push_back(
                     absl::StrCat("(killed by its agent: ", exit.error, ")"));
@@ -222,6 +327,8 @@ class TrainerSet::Impl {
   bool ending_ ABSL_GUARDED_BY(mu_) = false;
   std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mu_);  // by worker
   std::deque<StartTrainerAction> starts_ ABSL_GUARDED_BY(mu_);
+  std::map<std::string, Folder> folders_ ABSL_GUARDED_BY(mu_);  // by job
+  std::vector<std::unique_ptr<SharedFolderCheck>> over_ ABSL_GUARDED_BY(mu_);
   std::thread launcher_;
 };
 

@@ -1,6 +1,7 @@
 // The trainer processes of an agent, one a worker at most: starts them on a thread of its own (the
 // check of a spec's files may hang on a network file system, heartbeats must not) and turns what
-// they do into RunEvents. Thread-safe.
+// they do into RunEvents. The trainers of a job with several agents wait until checkpoint.save is
+// known to be one folder (shared_folder_check.h). Thread-safe.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,13 @@ namespace muster {
 class TrainerSet {
  public:
   struct Options {
-    std::string program;                       // muster-trainer
-    std::string log_folder;                    // of all jobs
+    std::string program;     // muster-trainer
+    std::string log_folder;  // of all jobs
+    std::string node;        // this one, for messages
+    // The rendezvous, as SharedFolderCheck wants it.
+    std::function<void(const std::string& job_id, const StoreRequestMessage&,
+                       std::function<void(StoreReplyMessage)> reply)>
+        ask;
     std::map<std::string, WorkerCores> cores;  // by worker; those that are missing are not bound
   };
   // `post` may block (a flood of log lines then waits in the trainer's pipe); it must return once

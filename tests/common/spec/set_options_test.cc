@@ -27,9 +27,9 @@ TEST(SetOptionsTest, NullUnsetsAnOptional) {
 }
 
 TEST(SetOptionsTest, AVariableOfTheTrainersIsSetByItsName) {
-  const JobSpec spec = ParsedWith({"resources.env.OMP_NUM_THREADS=1", "resources.env.MODE=fast"});
+  const JobSpec spec = ParsedWith({"resources.env.OMP_STACKSIZE=1", "resources.env.MODE=fast"});
   EXPECT_THAT(spec.resources.env, ::testing::ElementsAre(::testing::Pair("MODE", "fast"),
-                                                         ::testing::Pair("OMP_NUM_THREADS", "1")));
+                                                         ::testing::Pair("OMP_STACKSIZE", "1")));
 }
 
 TEST(SetOptionsTest, TheLastOfTwoSettingsCounts) {
