@@ -38,6 +38,10 @@ Command CancelCommand() {
   return {.name = "cancel",
           .arguments = "JOB",
           .help = "end a job at its next step",
+          .details =
+              "All ranks stop at the same step boundary; a job that waits or forms ends at once. "
+              "The job ends as CANCELLED, with exit code 130. A stronger form (--now) overtakes a "
+              "weaker one, and repeating the command is harmless.",
           .min_arguments = 1,
           .max_arguments = 1,
           .options = {{.name = "--save", .help = "write a checkpoint first"},
@@ -45,6 +49,8 @@ Command CancelCommand() {
                       JsonOption(),
                       CoordinatorOption(),
                       TokenFileOption()},
+          .examples = {{"muster cancel job-1 --save", "stop with a checkpoint at the next step"},
+                       {"muster cancel job-1 --now", "kill its trainers"}},
           .run = Cancel};
 }
 

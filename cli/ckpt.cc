@@ -105,9 +105,16 @@ Command CkptInspectCommand() {
   return {.name = "ckpt inspect",
           .arguments = "DIR",
           .help = "what is in a checkpoint",
+          .details =
+              "Prints iteration, files and tensors (name, type, shape, number of slices) of a "
+              "checkpoint. DIR is the folder of one iteration or of checkpoints; of these the "
+              "newest that is whole is taken.",
           .min_arguments = 1,
           .max_arguments = 1,
           .options = Options(),
+          .examples = {{"muster ckpt inspect runs/a/ckpt", "the newest one"},
+                       {"muster ckpt inspect runs/a/ckpt --ckpt-step 1000 --json",
+                        "one of them, for a script"}},
           .run = Inspect};
 }
 
@@ -115,9 +122,17 @@ Command CkptVerifyCommand() {
   return {.name = "ckpt verify",
           .arguments = "DIR",
           .help = "check every byte of a checkpoint; exit code 1 when one is wrong",
+          .details =
+              "Reads every byte of a checkpoint and compares it with the checksums in its "
+              "manifest. Any byte that is not what it was is found, with the file it is in. DIR as "
+              "of muster-ckpt-inspect(1).",
           .min_arguments = 1,
           .max_arguments = 1,
           .options = Options(),
+          .examples = {{"muster ckpt verify runs/a/ckpt", "before a long run goes on from it"}},
+          .failure =
+              "A byte is wrong, a file is missing, or there is no checkpoint; what is wrong is "
+              "printed.",
           .run = Verify};
 }
 

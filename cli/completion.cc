@@ -254,8 +254,12 @@ Command CompletionCommand() {
   return {.name = "completion",
           .arguments = "bash|zsh|fish",
           .help = "print a completion script for a shell",
+          .details = "Prints a script that completes commands, options and file names.",
           .min_arguments = 1,
           .max_arguments = 1,
+          .examples = {{"source <(muster completion bash)", "in ~/.bashrc"},
+                       {"muster completion zsh >~/.zfunc/_muster", "in a folder of $fpath"},
+                       {"muster completion fish | source", "in config.fish"}},
           .run = Completion};
 }
 

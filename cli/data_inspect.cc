@@ -93,6 +93,9 @@ Command DataInspectCommand() {
   return {.name = "data inspect",
           .arguments = "PREFIX",
           .help = "what is in a .bin/.idx dataset",
+          .details =
+              "Prints documents, sequences, tokens and token type of PREFIX.bin and PREFIX.idx "
+              "and, if asked, one document.",
           .min_arguments = 1,
           .max_arguments = 1,
           .options = {{.name = "--document", .value = "N", .help = "print its tokens"},
@@ -101,6 +104,8 @@ Command DataInspectCommand() {
                        .help = "decode them to text: byte, huggingface or sentencepiece"},
                       {.name = "--tokenizer-model", .value = "FILE", .help = "of that tokenizer"},
                       JsonOption()},
+          .examples = {{"muster data inspect data/corpus --document 0 --tokenizer-type byte",
+                        "the text of the first document"}},
           .run = Inspect};
 }
 

@@ -73,6 +73,9 @@ Command DataPreprocessCommand() {
   return {.name = "data preprocess",
           .arguments = "FILE... --output-prefix PREFIX",
           .help = "make a .bin/.idx dataset from text",
+          .details =
+              "Tokenizes text files into one indexed dataset, in the format of Megatron-LM: "
+              "PREFIX.bin and PREFIX.idx. Shows its progress on a terminal.",
           .min_arguments = 1,
           .max_arguments = 1'000'000,
           .options = {{.name = "--output-prefix",
@@ -92,6 +95,11 @@ Command DataPreprocessCommand() {
                       {.name = "--no-append-eod",
                        .help = "no end-of-document token after each document"},
                       JsonOption()},
+          .examples = {{"muster data preprocess corpus.jsonl --output-prefix data/corpus",
+                        "the field \"text\" of each JSON line, byte by byte"},
+                       {"muster data preprocess a.txt b.txt --format file --output-prefix data/ab "
+                        "--tokenizer-type huggingface --tokenizer-model tokenizer.json",
+                        "a document a file, with a tokenizer"}},
           .run = RunPreprocess};
 }
 

@@ -40,6 +40,9 @@ Command GenerateCommand() {
       .name = "generate",
       .arguments = "--checkpoint DIR --prompt TEXT",
       .help = "continue a text with a trained model",
+      .details =
+          "Loads a checkpoint with muster-trainer and lets the model continue the prompt. "
+          "--checkpoint and --prompt are needed.",
       .options = {{.name = "--checkpoint",
                    .value = "DIR",
                    .help = "folder of checkpoints (its newest), or of one iteration"},
@@ -54,6 +57,9 @@ Command GenerateCommand() {
                   {.name = "--threads", .value = "N", .help = "CPU threads (default: all cores)"},
                   {.name = "--top-k", .value = "K", .help = "sample from the K likeliest"},
                   {.name = "--seed", .value = "S", .help = "of sampling"}},
+      .examples = {{"muster generate --checkpoint runs/a/ckpt --prompt 'In the beginning'",
+                    "with the newest checkpoint of a folder"}},
+      .failure = "The model could not be loaded or run.",
       .run = Generate};
 }
 

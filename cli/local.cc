@@ -198,6 +198,12 @@ Command LocalCommand() {
   return {.name = "local",
           .arguments = "SPEC",
           .help = "run a job with a whole cluster on this machine",
+          .details =
+              "Starts a coordinator and workers as processes of this machine, submits the job, "
+              "follows it to its end, stops them, and exits with the job's code. Other commands "
+              "can look at the running job: the coordinator's address is in DIR/cluster.json, and "
+              "printed. The first ctrl-C asks for an orderly end (with a checkpoint, where the "
+              "spec has checkpoint.save), the second stops at once.",
           .min_arguments = 1,
           .max_arguments = 1,
           .options = {{.name = "--workers",
@@ -219,6 +225,13 @@ Command LocalCommand() {
                        .value = "PATH",
                        .help = "muster-trainer (default: beside this program)"},
                       SetOption()},
+          .examples = {{"muster local examples/demo.json", "a job on this machine"},
+                       {"muster local spec.json --state-dir run --metrics run/metrics.jsonl",
+                        "keep logs, state and every record"}},
+          .files = {{"DIR/cluster.json", "address, process ids and job of the running cluster"},
+                    {"DIR/status.json", "what muster status --json said at the end"},
+                    {"DIR/worker/logs/JOB/rank-NNNNN.log", "the whole output of a trainer"}},
+          .exits_as_job = true,
           .run = Local};
 }
 

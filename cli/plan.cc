@@ -123,13 +123,21 @@ int Plan(const Invocation& invocation) {
 }  // namespace
 
 Command PlanCommand() {
-  return {.name = "plan",
-          .arguments = "SPEC",
-          .help = "check a spec and show what it needs: parameters, memory, FLOPs (offline)",
-          .min_arguments = 1,
-          .max_arguments = 1,
-          .options = {SetOption(), JsonOption()},
-          .run = Plan};
+  return {
+      .name = "plan",
+      .arguments = "SPEC",
+      .help = "check a spec and show what it needs: parameters, memory, FLOPs (offline)",
+      .details =
+          "Checks the spec whole and prints parameters, bytes of each rank (parameters, gradients, "
+          "optimizer, activations), pipeline bubble, microbatches and FLOPs of an iteration. Needs "
+          "no cluster, and starts nothing. Of a spec with faults all of them are printed.",
+      .min_arguments = 1,
+      .max_arguments = 1,
+      .options = {SetOption(), JsonOption()},
+      .examples = {{"muster plan spec.json", "does it fit?"},
+                   {"muster plan spec.json --set parallel.tensor_model_parallel_size=4 --json",
+                    "another layout, for a script"}},
+      .run = Plan};
 }
 
 }  // namespace muster

@@ -69,9 +69,15 @@ Command ScheduleCommand() {
   return {.name = "schedule",
           .arguments = "SPEC",
           .help = "what each pipeline rank does in a step, in order (offline)",
+          .details =
+              "Prints, for each pipeline rank, the operations of one step in their order: forward "
+              "and backward passes of a model chunk and microbatch, sends and receives, gradient "
+              "and parameter synchronisation. Needs no cluster.",
           .min_arguments = 1,
           .max_arguments = 1,
           .options = {SetOption(), JsonOption()},
+          .examples = {{"muster schedule spec.json --set parallel.pipeline_model_parallel_size=4",
+                        "with four stages"}},
           .run = Schedule};
 }
 

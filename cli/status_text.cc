@@ -37,22 +37,28 @@ class Page {
           Shortened(absl::StrCat(lines.back(), " ..."), std::max(ValueColumns() - 12, 8)) +
           " (--verbose)";
     }
-    for (size_t i = 0; i < lines.size(); ++i) Line(i == 0 ? label : "", lines[i]);
-  }
-  // Lines of their own, each cut at the edge.
-  void AddLines(absl::string_view label, const std::vector<std::string>& lines) {
     for (size_t i = 0; i < lines.size(); ++i) {
-      Line(i == 0 ? label : "", options_.verbose ? lines[i] : Shortened(lines[i], ValueColumns()));
+      // A word of its own may be too long.
+      Line(i == 0 ? label : "", Cut(lines[i]));
     }
   }
-  // The newest of `lines`, and how many came before.
-  void AddNewest(absl::string_view label, std::vector<std::string> lines, size_t most) {
-    if (!options_.verbose && lines.size() > most) {
-      const size_t hidden = lines.size() - most;
-      lines.erase(lines.begin(), lines.begin() + static_cast<int64_t>(hidden));
-      absl::StrAppend(&lines.front(), " (and ", hidden, " before: --verbose)");
+  // The newest of `lines`, whole, and how many came before.
+  void AddNewest(absl::string_view label, const std::vector<std::string>& lines, size_t most) {
+    const size_t hidden = options_.verbose || lines.size() <= most ? 0 : lines.size() - most;
+    if (hidden > 0) Line(label, absl::StrCat(hidden, " before these (--verbose)"));
+    for (size_t i = hidden; i < lines.size(); ++i) Line(i == 0 ? label : "", lines[i]);
+  }
+  // Below what was added last, with more room.
+  void AddBelow(const std::vector<std::string>& lines) {
+    for (const std::string& line : lines) {
+      const std::string indented = absl::StrCat("  ", line);
+      absl::StrAppend(&text_, options_.verbose ? indented : Shortened(indented, options_.columns),
+                      "\n");
     }
-    AddLines(label, lines);
+  }
+  // What may be of any length, so that it stays on its line.
+  std::string Cut(absl::string_view line) const {
+    return options_.verbose ? std::string(line) : Shortened(line, ValueColumns());
   }
   const std::string& text() const { return text_; }
 
@@ -89,11 +95,12 @@ void AddWait(const v1::JobStatus& job, const StatusTextOptions& options, Page* p
   if (job.has_wait()) {
     const v1::PhaseWait& wait = job.wait();
     page->Add("waits for", absl::StrCat(wait.phase(), ": ", Seconds(wait.elapsed()),
-                                        " since the last progress, expected within ",
-                                        Seconds(wait.limit()), wait.overdue() ? ": OVERDUE" : ""));
+                                        " since the last progress, limit ", Seconds(wait.limit()),
+                                        wait.overdue() ? ": OVERDUE" : "",
+                                        wait.missing().empty() ? "" : "; missing:"));
     if (!wait.missing().empty()) {
-      page->AddLines("missing", MissingLines(wait.missing(),
-                                             options.verbose ? std::string::npos : kMaxMissing));
+      page->AddBelow(
+          MissingLines(wait.missing(), options.verbose ? std::string::npos : kMaxMissing));
     }
   }
   std::vector<std::string> limits;
@@ -144,8 +151,9 @@ void AddCause(const v1::FailureCause& cause, Page* page) {
   }
   page->Add("first cause", cause.text());
   if (!where.empty()) page->Add("", where);
-  page->AddNewest("its last lines", {cause.last_log_lines().begin(), cause.last_log_lines().end()},
-                  kMaxLogLines);
+  std::vector<std::string> lines;
+  for (const std::string& line : cause.last_log_lines()) lines.push_back(page->Cut(line));
+  page->AddNewest("its last lines", lines, kMaxLogLines);
 }
 
 }  // namespace
