@@ -48,6 +48,8 @@ constexpr char kUsage[] =
   --bind cores|numa|none   cores: each worker has its share of the cores, near its device; numa: all
                            cores of its NUMA node; none: the kernel decides (default: cores when there
                            are several workers and a core for each)
+  --log-format text|json   of this program's log lines and its trainers' (default: text, or
+                           MUSTER_LOG_FORMAT)
   --lifeline-fd N          end at once when this descriptor reaches its end (for muster local)
 )";
 
@@ -87,7 +89,7 @@ absl::StatusOr<std::vector<WorkerCores>> CoresOf(const Agent::Options& agent,
 absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
   Flags flags;
   flags.agent.num_cpus = std::max(1u, std::thread::hardware_concurrency());
-  std::string trainer, num_cpus, slots = "1", lifeline, bind;
+  std::string trainer, num_cpus, slots = "1", lifeline, bind, log_format;
   const std::map<std::string, std::string*> texts = {
       {"--coordinator", &flags.agent.coordinator},
       {"--token-file", &flags.agent.token_file},
@@ -99,6 +101,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
       {"--trainer", &trainer},
       {"--num-cpus", &num_cpus},
       {"--bind", &bind},
+      {"--log-format", &log_format},
       {"--lifeline-fd", &lifeline}};
   for (int i = 1; i < argc; ++i) {
     std::string name = argv[i], value;
@@ -131,6 +134,10 @@ absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
     }
   }
   RETURN_IF_ERROR(ParseInt("--slots", slots, &flags.slots));
+  if (!log_format.empty() && !SetLogFormatByName(log_format)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--log-format=", log_format, ": must be text or json"));
+  }
   if (!lifeline.empty()) {
     RETURN_IF_ERROR(ParseInt("--lifeline-fd", lifeline, &flags.lifeline_fd));
   }

@@ -16,6 +16,7 @@
 #include "common/base/status.h"
 #include "common/control/messages.h"
 #include "common/preflight/spec_files.h"
+#include "common/runtime/clock.h"
 #include "common/runtime/log.h"
 #include "common/runtime/mutex.h"
 #include "common/spec/spec_json.h"
@@ -26,6 +27,9 @@ namespace muster {
 namespace {
 
 constexpr size_t kMaxFolders = 256;  // results of checks that are remembered
+// How long rank 0's mark stays once the job trains. The trainers have met by then, so all agents
+// have seen it; a trainer that does not wait for its peers must not take it away from them.
+constexpr absl::Duration kMarkLife = absl::Seconds(15);
 
 // The spec was validated whole when it was submitted; what can fail here is this machine.
 absl::StatusOr<JobSpec> CheckSpec(const std::string& spec_json, const std::string& node) {
@@ -130,6 +134,7 @@ class TrainerSet::Impl {
     std::unique_ptr<SharedFolderCheck> check;  // until the trainers train, or one has ended
     std::optional<absl::Status> result;
     std::vector<StartTrainerAction> held;  // until there is a result
+    std::optional<absl::Duration> end_at;  // of the check
   };
 
   Entry* Find(const std::string& worker, int64_t run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -168,10 +173,11 @@ class TrainerSet::Impl {
           spec.ok() ? Launch(action, *spec) : absl::StatusOr<int64_t>(spec.status());
       RunEvent event{action.worker, action.run, RunEvent::Started{pid.value_or(0)}};
       if (!pid.ok()) {
-        MUSTER_LOG(kError) << "cannot start a trainer worker=" << action.worker
-                           << " job=" << action.launch->job_id << " epoch=" << action.launch->epoch
-                           << " rank=" << action.assignment.rank << ": " << pid.status().message();
-        EndFolderCheck(action.launch->job_id);
+        MUSTER_LOG(kError) << "cannot start a trainer: " << pid.status().message()
+                           << " worker=" << action.worker << " job=" << action.launch->job_id
+                           << " epoch=" << action.launch->epoch
+                           << " rank=" << action.assignment.rank;
+        EndFolderCheck(action.launch->job_id, /*now=*/true);
         event.what = TrainerExited{.launch_error = std::string(pid.status().message())};
       }
       post_(std::move(event));
@@ -221,7 +227,7 @@ class TrainerSet::Impl {
 
   void NoteFolder(const std::string& job_id, absl::Status result) {
     if (!result.ok()) {
-      MUSTER_LOG(kError) << "job=" << job_id << ": " << result.message();
+      MUSTER_LOG(kError) << result.message() << " job=" << job_id;
     }
     MutexLock lock(&mu_);
     const auto found = folders_.find(job_id);
@@ -232,12 +238,16 @@ class TrainerSet::Impl {
     changed_.NotifyAll();
   }
 
-  // The job's trainers have met, so every agent has seen the mark; or the attempt is over.
-  void EndFolderCheck(const std::string& job_id) {
+  // A trainer of the job trains, or (`now`) its attempt is over.
+  void EndFolderCheck(const std::string& job_id, bool now) {
     MutexLock lock(&mu_);
     const auto found = folders_.find(job_id);
-    if (found == folders_.end() || found->second.check == nullptr || !found->second.result) return;
-    over_.push_back(std::move(found->second.check));
+    if (found == folders_.end()) return;
+    Folder& folder = found->second;
+    if (folder.check == nullptr || !folder.result) return;
+    if (!folder.end_at) folder.end_at = clock_.Steady() + kMarkLife;
+    if (!now && clock_.Steady() < *folder.end_at) return;
+    over_.push_back(std::move(folder.check));
     changed_.NotifyAll();
   }
 
@@ -252,7 +262,8 @@ class TrainerSet::Impl {
     }
     TrainerProcess::Options options{
         .program = options_.program,
-        .env = {{"OMP_NUM_THREADS", absl::StrCat(action.assignment.num_threads)}},
+        .env = {{"OMP_NUM_THREADS", absl::StrCat(action.assignment.num_threads)},
+                {"MUSTER_WORKER", action.worker}},  // for the trainer's log lines
         .log_path = absl::StrFormat("%s/rank-%05d.log", folder, action.assignment.rank),
         .max_control_line = kMaxControlLine};
     for (const auto& [name, value] : spec.resources.env) options.env[name] = value;
@@ -294,7 +305,10 @@ class TrainerSet::Impl {
               absl::StatusOr<TrainerToAgent> message = DecodeTrainerToAgent(line);
               if (message.ok()) {
                 const auto* phase = std::get_if<PhaseMessage>(&*message);
-                if (phase != nullptr && phase->phase != "forming") EndFolderCheck(job_id);
+                if (std::holds_alternative<ProgressMessage>(*message) ||
+                    (phase != nullptr && phase->phase == "training")) {
+                  EndFolderCheck(job_id, /*now=*/false);
+                }
                 post_({worker, run, *std::move(message)});
               } else {
                 post_({worker, run, RunEvent::Garbage{std::string(message.status().message())}});
@@ -305,10 +319,11 @@ class TrainerSet::Impl {
               post_({worker, run, RunEvent::LogLine{std::move(line)}});
             },
         .on_exit =
-            [this, worker, run, job_id](TrainerExit exit) {
-              MUSTER_LOG(kInfo) << "trainer ended worker=" << worker << " job=" << job_id << ": "
-                                << exit.Describe();
-              EndFolderCheck(job_id);
+            [this, worker, run, job_id, epoch = action.launch->epoch,
+             rank = action.assignment.rank](TrainerExit exit) {
+              MUSTER_LOG(kInfo) << "trainer ended: " << exit.Describe() << " worker=" << worker
+                                << " job=" << job_id << " epoch=" << epoch << " rank=" << rank;
+              EndFolderCheck(job_id, /*now=*/true);
               if (!exit.error.empty()) {
                 exit.last_log_lines.push_back(
                     absl::StrCat("(killed by its agent: ", exit.error, ")"));
@@ -322,6 +337,7 @@ class TrainerSet::Impl {
 
   const Options options_;
   const std::function<void(RunEvent)> post_;
+  RealClock clock_;
   Mutex mu_;
   CondVar changed_;
   bool ending_ ABSL_GUARDED_BY(mu_) = false;

@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <cstdlib>
+
 #include <ATen/Parallel.h>
 
 #include "absl/strings/str_cat.h"
@@ -118,6 +120,11 @@ int RunSession(const SessionOptions& options) {
   CommunicatorPtr kept_world;  // of the last assignment, until the next or the end
   while (std::optional<AssignMessage> assignment = client.WaitForAssignment()) {
     SetLogName(absl::StrCat("trainer r", assignment->rank));
+    const char* const worker = std::getenv("MUSTER_WORKER");
+    SetLogContext({.job = assignment->job_id,
+                   .epoch = assignment->epoch,
+                   .rank = assignment->rank,
+                   .worker = worker == nullptr ? "" : worker});
     kept_world.reset();
     const absl::StatusOr<TrainingResult> result =
         CatchExceptions([&] { return RunAssignment(options, *assignment, &kept_world); });
