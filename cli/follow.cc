@@ -26,7 +26,7 @@ constexpr absl::Duration kRest = absl::Milliseconds(50);
 Progress::Options ProgressOptions(const std::string& spec_json) {
   Progress::Options options;
   options.terminal = IsTerminal(STDOUT_FILENO);
-  options.columns = TerminalColumns(STDOUT_FILENO);
+  options.current_columns = [] { return TerminalColumns(STDOUT_FILENO); };
   options.log_interval = std::max<int64_t>(1, ParseJobSpec(spec_json).spec.training.log_interval);
   return options;
 }
@@ -67,14 +67,14 @@ absl::StatusOr<v1::JobStatus> FollowJob(Client* client, const std::string& job_i
   int num_resizes = NumResizes();
   while (true) {
     if (options.poll) RETURN_IF_ERROR(options.poll());
-    if (num_resizes != NumResizes()) {
-      num_resizes = NumResizes();
-      progress.OnResize(TerminalColumns(STDOUT_FILENO));
-    }
     const bool ended = job.ended();  // before the metrics are asked for: the last ones are there
     const absl::StatusOr<v1::GetMetricsResponse> metrics =
         client->GetMetrics(job_id, since, ended ? absl::ZeroDuration() : kWait);
     absl::StatusOr<v1::JobStatus> newer = metrics.ok() ? client->GetJob(job_id) : metrics.status();
+    if (num_resizes != NumResizes()) {
+      num_resizes = NumResizes();
+      progress.OnResize();
+    }
     if (patience.AskAgain(newer.status(), clock.Steady())) {
       absl::SleepFor(kRest);
       continue;

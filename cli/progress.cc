@@ -48,8 +48,9 @@ std::string Progress::Line(const v1::MetricsRecord& record, int64_t train_iters)
 std::string Progress::Bar(const v1::MetricsRecord& record, int64_t train_iters) const {
   const v1::StepReport& step = record.step();
   const std::string eta = Eta(step.iteration(), train_iters);
-  // The last column stays free: some terminals wrap when it is written.
-  const int columns = std::max(1, options_.columns - 1);
+  // The last column stays free: some terminals wrap when it is written. So do, where there is room,
+  // two more, for the ^C that a terminal writes there.
+  const int columns = std::max(1, options_.columns - (options_.columns >= 40 ? 3 : 1));
   std::string text = absl::StrCat(step.iteration(), "/", train_iters);
   // In order of worth; on a narrow terminal the last ones are left out.
   for (const std::string& part :
@@ -89,12 +90,17 @@ void Progress::Draw(const std::string& text) {
 }
 
 void Progress::PrintLine(const std::string& line) {
+  if (drawn_columns_ > 0) LookAtColumns();
   Erase();
   out_ << line << "\n" << std::flush;
 }
 
-void Progress::OnResize(int columns) {
-  options_.columns = columns;
+void Progress::LookAtColumns() {
+  if (options_.current_columns) options_.columns = options_.current_columns();
+}
+
+void Progress::OnResize() {
+  LookAtColumns();
   if (drawn_columns_ == 0) return;
   Erase();
   if (last_record_.has_value()) Draw(Bar(*last_record_, train_iters_));
@@ -102,6 +108,7 @@ void Progress::OnResize(int columns) {
 
 void Progress::DrawNewest(absl::Duration now, bool at_once) {
   if (!undrawn_ || (!at_once && last_drawn_ && now < *last_drawn_ + kRedraw)) return;
+  LookAtColumns();
   Draw(Bar(*last_record_, train_iters_));
   last_drawn_ = now;
   undrawn_ = false;
@@ -150,6 +157,7 @@ void Progress::OnState(const v1::JobStatus& job, absl::Duration now) {
   const std::string line =
       absl::StrCat(job.job_id(), " ", StateName(job.state()), detail.empty() ? "" : ": ", detail);
   if (options_.terminal && !entered) {
+    LookAtColumns();
     Draw(Shortened(line, std::max(1, options_.columns - 1)));
   } else {
     PrintLine(line);

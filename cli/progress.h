@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <iosfwd>
 #include <optional>
 #include <string>
@@ -17,7 +18,8 @@ class Progress {
  public:
   struct Options {
     bool terminal = false;                           // redraw one line
-    int columns = 80;                                // of the terminal
+    int columns = 80;                                // of the terminal,
+    std::function<int()> current_columns;            // or whoever knows it at this moment
     int64_t log_interval = 100;                      // plain: a line every so many iterations,
     absl::Duration least_often = absl::Seconds(10);  // or after this time
   };
@@ -32,8 +34,8 @@ class Progress {
   // The last lines: how it ended, and why.
   void OnEnd(const v1::JobStatus& job);
   void Note(const std::string& text);  // a line of its own
-  // The terminal has another width: what is drawn is drawn anew.
-  void OnResize(int columns);
+  // The terminal may have another width: what is drawn is drawn anew.
+  void OnResize();
 
  private:
   std::string Line(const v1::MetricsRecord& record, int64_t train_iters) const;
@@ -43,6 +45,7 @@ class Progress {
   void OnWait(const v1::JobStatus& job);
   void PrintLine(const std::string& line);
   void Draw(const std::string& text);  // in place of what was drawn
+  void LookAtColumns();                // before a text is made for them
   void Erase();
   // The newest record, if it is not drawn yet and the last drawing is long enough ago.
   void DrawNewest(absl::Duration now, bool at_once);
