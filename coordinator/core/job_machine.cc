@@ -35,9 +35,7 @@ DeviceKind JobMachine::kind() const {
   return spec_.resources.device == "cuda" ? DeviceKind::kCuda : DeviceKind::kCpu;
 }
 
-bool JobMachine::released() const {
-  return ended() && num_launched_ == 0;
-}
+bool JobMachine::released() const { return ended() && num_launched_ == 0; }
 
 void JobMachine::Enqueue(absl::Time now) {
   MUSTER_CHECK(state_ == JobState::kSubmitted);
@@ -179,8 +177,8 @@ void JobMachine::Cancel(CancelMode mode, const std::string& reason, absl::Time n
   cancel_reason_ = reason.empty() ? "cancelled" : absl::StrCat("cancelled: ", reason);
   AddEvent(now, "cancel_requested", cancel_reason_);
   Changed();
-  const bool nothing_to_stop = state_ == JobState::kSubmitted || state_ == JobState::kQueued ||
-                               state_ == JobState::kForming;
+  const bool nothing_to_stop =
+      state_ == JobState::kSubmitted || state_ == JobState::kQueued || state_ == JobState::kForming;
   if (mode == CancelMode::kKill || nothing_to_stop) {
     const std::string failed =
         cause_.has_value() ? absl::StrCat("; on the way: ", cause_->text) : "";
@@ -219,8 +217,13 @@ void JobMachine::Tick(absl::Time now, JobEffects* effects, const SignsOfLife& si
     return;
   }
   if (!IsActive(state_)) return;
-  if (passed(symptom_deadline_)) {
-    JudgeSymptom(now, signs, effects);
+  // A node whose death is the cause counts as lost by then.
+  const absl::Duration longer = signs.silent_after + absl::Seconds(1) - options_.symptom_window;
+  if (symptom_deadline_.has_value() &&
+      *symptom_deadline_ + std::max(longer, absl::ZeroDuration()) <= now) {
+    symptom_deadline_.reset();
+    cause_->symptom = false;  // nothing better came: this is the cause
+    OnFailure(FailureCause(*cause_), now, effects);
   } else if (passed(cancel_deadline_)) {
     const MissingReport missing = DescribeMissing(Missing(signs), now, signs.silent_after);
     Finish(JobState::kCancelled, kExitCancelled,
@@ -244,33 +247,6 @@ void JobMachine::SkipStandstill(absl::Time now) {
   for (auto* deadline : {&symptom_deadline_, &cancel_deadline_, &release_deadline_}) {
     if (deadline->has_value()) **deadline += away;
   }
-}
-
-// Nothing better than the symptom came. A node that fell silent before it is a likelier cause than
-// whoever noticed: nobody has reported its end.
-void JobMachine::JudgeSymptom(absl::Time now, const SignsOfLife& signs, JobEffects* effects) {
-  symptom_deadline_.reset();
-  int silent = -1;
-  absl::Time oldest = cause_->time;
-  for (int rank = 0; signs.of_agent && rank < static_cast<int>(ranks_.size()); ++rank) {
-    if (ranks_[rank].trainer != RankSlot::Trainer::kLaunched) continue;
-    const std::optional<absl::Time> sign = signs.of_agent(ranks_[rank].incarnation);
-    // Agents are heard several times in the window, so one that was not heard since is silent.
-    if (!sign.has_value() || *sign >= oldest || now - *sign <= signs.silent_after) continue;
-    oldest = *sign;
-    silent = rank;
-  }
-  if (silent >= 0) {
-    const std::string noticed = cause_->text;
-    OnFailure(CauseAt(silent,
-                      absl::StrCat("its agent has been silent for ", ShortDuration(now - oldest),
-                                   "; noticed by ", noticed),
-                      now),
-              now, effects);
-    return;
-  }
-  cause_->symptom = false;
-  OnFailure(FailureCause(*cause_), now, effects);
 }
 
 void JobMachine::TellToStopAgain(absl::Time now, const SignsOfLife& signs, JobEffects* effects) {

@@ -90,9 +90,9 @@ using JobEffect = std::variant<LaunchRanks, PublishUniqueId, PublishDirective, A
 using JobEffects = std::vector<JobEffect>;
 
 struct JobOptions {
-  absl::Duration symptom_window = absl::Milliseconds(2500);  // > heartbeat_timeout
+  absl::Duration symptom_window = absl::Milliseconds(2500);  // or heartbeat_timeout + 1 s
   PhaseLimitOptions phases;
-  absl::Duration stop_limit = absl::Minutes(1);   // a stop directive not obeyed: kill
+  absl::Duration stop_limit = absl::Minutes(1);  // a stop directive not obeyed: kill
   absl::Duration checkpoint_and_stop_limit = absl::Minutes(15);
   absl::Duration stop_grace = absl::Seconds(3);  // the agent's patience with its trainer
   // Trainers that have not ended this long after that are told again.
@@ -238,7 +238,6 @@ class JobMachine {
 
   void SkipStandstill(absl::Time now);
   void TellToStopAgain(absl::Time now, const SignsOfLife& signs, JobEffects* effects);
-  void JudgeSymptom(absl::Time now, const SignsOfLife& signs, JobEffects* effects);
   void OnPhase(int rank, const PhaseMessage& phase, absl::Time now);
   void OnStep(int rank, const StepMessage& step, absl::Time now);
   void OnDone(int rank, const DoneMessage& done, absl::Time now, JobEffects* effects);
@@ -297,8 +296,8 @@ class JobMachine {
   bool stepped_ = false;  // a step of this epoch is known to be committed
   int64_t committed_ = 0;
   std::map<std::string, int64_t> agent_iteration_;  // by incarnation, from heartbeats
-  absl::Time seen_at_ = absl::InfinitePast();    // the newest event or tick
-  absl::Time ticked_at_ = absl::InfinitePast();  // the last tick
+  absl::Time seen_at_ = absl::InfinitePast();       // the newest event or tick
+  absl::Time ticked_at_ = absl::InfinitePast();     // the last tick
   bool not_released_noted_ = false, cancel_extended_ = false;
 
   Unsaved unsaved_;

@@ -127,15 +127,15 @@ void JobMachine::OnPhase(int rank, const PhaseMessage& phase, absl::Time now) {
   RankChanged(rank);
   const std::string name = phase.phase.substr(0, kMaxPhaseName);
   const bool progress = slot.phase != name || slot.phase_detail != phase.detail;
-  const bool was_early = IsEarly(slot.stage);
+  const std::optional<WaitPhase> before = WaitPhaseOf(slot.stage);
   if (slot.stage == RankStage::kDone || slot.stage == RankStage::kGone) return;
   Place(rank, name, StageOfPhase(name));
   slot.phase_detail = phase.detail.substr(0, kMaxPhaseDetail);
   if (!IsActive(state_)) return;
   if (state_ == JobState::kForming && num_early() == 0) SetState(JobState::kRunning, now);
-  // What the ranks do that wait for those behind them brings nothing forward.
-  const bool awaited = stepped_ || num_early() == 0 || was_early;
-  if (progress && awaited) NoteProgress(now);
+  // Before all have joined in, what the ranks do that wait for those behind brings nothing forward.
+  const bool all_work = clock_.phase().has_value() && *clock_.phase() >= WaitPhase::kStep;
+  if (progress && (all_work || before == clock_.phase())) NoteProgress(now);
   UpdateWait(now);
   if (state_ == JobState::kForming || !IsTrainingPhase(ranks_[0].phase)) return;
   if (ranks_[0].phase == "evaluating") {
@@ -199,11 +199,11 @@ void JobMachine::OnExited(int rank, const ExitedReport& exited, absl::Time now,
   if (!clean) AddEvent(now, "trainer_exited", absl::StrCat("the trainer ", how), rank);
   effects->emplace_back(ReleaseRank{rank});
   if (!IsActive(state_) || slot.done.has_value()) return;
-  FailureCause cause = CauseAt(
-      rank,
-      absl::StrCat("the trainer ", how, exited.exit_code == 0 ? " before it was done" : "",
-                   circumstances, LastLine(exited.last_log_lines)),
-      now);
+  FailureCause cause =
+      CauseAt(rank,
+              absl::StrCat("the trainer ", how, exited.exit_code == 0 ? " before it was done" : "",
+                           circumstances, LastLine(exited.last_log_lines)),
+              now);
   cause.exit_code = exited.exit_code;
   cause.signal = exited.signal;
   if (!exited.last_log_lines.empty()) cause.last_log_lines = exited.last_log_lines;

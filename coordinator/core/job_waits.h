@@ -18,7 +18,7 @@ namespace muster {
 // When agents were last heard, by whoever knows that; without it, only ranks' own reports count.
 struct SignsOfLife {
   std::function<std::optional<absl::Time>(const std::string& incarnation)> of_agent;
-  absl::Duration silent_after = absl::Seconds(3);
+  absl::Duration silent_after = absl::Milliseconds(1500);  // the heartbeat timeout
 };
 
 // A rank that has not come through. The views live as long as the job's ranks.
