@@ -96,6 +96,12 @@ class Engine {
   using Attempt = std::function<bool(const Coordinator&, absl::Time now, bool last)>;
   absl::Status Watch(const std::string& job_id, absl::Duration wait, Attempt attempt);
 
+  // Events, reads and watches that wait for the engine's thread.
+  size_t QueueLength() {
+    MutexLock lock(&mu_);
+    return queue_.size();
+  }
+
   // Rows of a job's ledger with index >= since, at most `limit`: also those that are not in memory
   // any more. Only from within the callbacks of Read and Watch.
   absl::StatusOr<std::vector<LedgerRow>> ReadLedger(const JobMachine& job, LedgerKind kind,

@@ -35,6 +35,7 @@ void Engine::Commit() {
 void Engine::OnWriteFailed(const absl::Status& status) {
   const bool first = !holding();
   write_error_ = status;
+  retry_ = false;
   if (first) {
     MUSTER_LOG(kError)
         << "the journal cannot be written, so nothing is decided until it can reason=\""

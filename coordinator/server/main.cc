@@ -1,7 +1,5 @@
 // muster-coordinator: the daemon that owns a cluster's jobs.
-#include <fcntl.h>
 #include <signal.h>
-#include <sys/file.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -19,6 +17,8 @@
 #include "absl/strings/str_format.h"
 #include "common/base/status.h"
 #include "common/runtime/log.h"
+#include "coordinator/engine/sqlite_journal.h"
+#include "coordinator/engine/state_folder.h"
 #include "coordinator/server/server.h"
 #include "nlohmann/json.hpp"
 
@@ -30,7 +30,8 @@ constexpr char kHelp[] = R"(muster-coordinator: owns a cluster's workers and job
 usage: muster-coordinator --state-dir DIR [--listen HOST:PORT] [--http HOST:PORT]
                           [--token-file FILE]
 
-  --state-dir DIR     folder of this coordinator; coordinator.json in it says where it listens
+  --state-dir DIR     folder of this coordinator: its journal, from which it goes on when it is started
+                      again, and coordinator.json, which says where it listens
   --listen HOST:PORT  for workers and the command line; port 0: any free one
                       (default 127.0.0.1:7700); beyond loopback only with --token-file
   --http HOST:PORT    for /healthz and /metrics; port 0: any free one (default: no HTTP)
@@ -38,17 +39,19 @@ usage: muster-coordinator --state-dir DIR [--listen HOST:PORT] [--http HOST:PORT
                       every call must bring the same (muster-worker and muster --token-file)
   --heartbeat-interval-ms N, --heartbeat-timeout-ms N
                       how often agents report, and after which silence they are lost (500, 1500)
+  --disk-reserve-mb N space that is kept free for the journal's last decisions on a full disk (16)
   --lifeline-fd N     stop when this descriptor reaches its end (for muster local)
   --help              this text
 
-SIGTERM and SIGINT stop it in order; trainers go on and their agents reconnect to the next one.
+SIGTERM and SIGINT stop it in order. However it ends: trainers go on, and their agents reconnect to
+the next coordinator that is started on the same address and state folder.
 )";
 
 constexpr int kUsage = 2;
 
 struct Flags {
   std::string listen = "127.0.0.1:7700", http, state_dir, token_file, lifeline_fd;
-  int heartbeat_interval_ms = 500, heartbeat_timeout_ms = 1500;
+  int heartbeat_interval_ms = 500, heartbeat_timeout_ms = 1500, disk_reserve_mb = 16;
   bool help = false;
 };
 
@@ -61,7 +64,8 @@ absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
                                                      {"--lifeline-fd", &flags.lifeline_fd}};
   const std::map<std::string, int*> numbers = {
       {"--heartbeat-interval-ms", &flags.heartbeat_interval_ms},
-      {"--heartbeat-timeout-ms", &flags.heartbeat_timeout_ms}};
+      {"--heartbeat-timeout-ms", &flags.heartbeat_timeout_ms},
+      {"--disk-reserve-mb", &flags.disk_reserve_mb}};
   for (int i = 1; i < argc; ++i) {
     std::string name = argv[i], value;
     if (name == "--help" || name == "-h") {
@@ -84,9 +88,10 @@ absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
     }
     if (texts.contains(name)) {
       *texts.at(name) = value;
-    } else if (!absl::SimpleAtoi(value, numbers.at(name)) || *numbers.at(name) < 10) {
+    } else if (const int least = name == "--disk-reserve-mb" ? 1 : 10;
+               !absl::SimpleAtoi(value, numbers.at(name)) || *numbers.at(name) < least) {
       return absl::InvalidArgumentError(
-          absl::StrCat(name, "=", value, ": must be a number of milliseconds, 10 or more"));
+          absl::StrCat(name, "=", value, ": must be a number, ", least, " or more"));
     }
   }
   if (flags.help) return flags;
@@ -101,34 +106,16 @@ absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
   return flags;
 }
 
-// One coordinator a folder, for as long as this process lives.
-absl::Status LockStateDir(const std::string& dir) {
-  std::error_code error;
-  std::filesystem::create_directories(dir, error);
-  if (error) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--state-dir=", dir, ": cannot be made: ", error.message()));
-  }
-  const int fd = open(absl::StrCat(dir, "/lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-  if (fd < 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--state-dir=", dir, ": cannot be written: ", std::strerror(errno)));
-  }
-  if (flock(fd, LOCK_EX | LOCK_NB) != 0) {
-    return absl::AlreadyExistsError(
-        absl::StrCat("--state-dir=", dir, ": another coordinator uses it; give each its own"));
-  }
-  return absl::OkStatus();  // the descriptor stays open
-}
-
-absl::Status WriteAddressFile(const std::string& dir, const CoordinatorServer& server) {
+absl::Status WriteAddressFile(const StateFolder& folder, const CoordinatorServer& server) {
   nlohmann::json json = {{"address", server.address()}, {"pid", getpid()}};
   if (!server.http_address().empty()) json["http_address"] = server.http_address();
-  const std::string path = absl::StrCat(dir, "/coordinator.json"), aside = path + ".new";
+  const std::string path = folder / "coordinator.json", aside = path + ".new";
   {
     std::ofstream out(aside, std::ios::trunc);
     out << json.dump() << "\n";
-    if (!out.flush()) return absl::InternalError(absl::StrCat(aside, ": cannot be written"));
+    if (!out.flush()) {
+      return absl::InternalError(absl::StrCat(aside, ": cannot be written: ", strerror(errno)));
+    }
   }
   std::error_code error;
   std::filesystem::rename(aside, path, error);  // whole or not at all
@@ -149,6 +136,16 @@ void StopAtEndOf(int lifeline_fd) {
   }).detach();
 }
 
+void PrintRestored(const Restored& restored) {
+  std::cout << absl::StreamFormat("restored %d jobs (%d not ended) and %d agents in %.1f ms\n",
+                                  restored.num_jobs, restored.num_active_jobs, restored.num_agents,
+                                  absl::ToDoubleMilliseconds(restored.took));
+  MUSTER_LOG(kInfo) << "restored jobs=" << restored.num_jobs
+                    << " active=" << restored.num_active_jobs << " agents=" << restored.num_agents
+                    << " records=" << restored.num_records << " rows=" << restored.num_rows
+                    << " ms=" << absl::ToInt64Milliseconds(restored.took);
+}
+
 std::string JobTag() {
   std::random_device random;
   return absl::StrFormat("%04x", random() & 0xffff);
@@ -159,7 +156,13 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
   if (!flags.token_file.empty()) {
     ASSIGN_OR_RETURN(options.token, ReadTokenFile(flags.token_file));
   }
-  RETURN_IF_ERROR(LockStateDir(flags.state_dir));
+  ASSIGN_OR_RETURN(const StateFolder folder, StateFolder::Open(flags.state_dir));
+  ASSIGN_OR_RETURN(const auto journal,
+                   SqliteJournal::Open({.path = folder / "journal.sqlite",
+                                        .created_by = "muster-coordinator",
+                                        .reserve_bytes = int64_t{flags.disk_reserve_mb} << 20}));
+  options.journal = journal.get();
+  options.coordinator_id = journal->coordinator_id();
   RealClock clock;
   MembershipOptions& membership = options.engine.core.membership;
   membership.heartbeat_interval = absl::Milliseconds(flags.heartbeat_interval_ms);
@@ -167,7 +170,8 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
   options.engine.core.jobs.symptom_window = membership.heartbeat_timeout + absl::Seconds(1);
   options.engine.core.job_tag = JobTag();
   ASSIGN_OR_RETURN(const auto server, CoordinatorServer::Start(options, &clock));
-  RETURN_IF_ERROR(WriteAddressFile(flags.state_dir, *server));
+  RETURN_IF_ERROR(WriteAddressFile(folder, *server));
+  if (!journal->created()) PrintRestored(server->restored());
   if (!server->http_address().empty()) {
     std::cout << "http on " << server->http_address() << "\n";
   }

@@ -18,6 +18,14 @@ namespace muster {
 // Copying it is what a restart finds.
 class MemoryJournal : public Journal {
  public:
+  int num_syncs = 0;
+  absl::Status condition;  // what Maintain says
+
+  absl::Status Sync() override {
+    ++num_syncs;
+    return absl::OkStatus();
+  }
+  absl::Status Maintain() override { return condition; }
   absl::StatusOr<DurableState> Load(int64_t tail) override {
     DurableState state;
     for (const auto& [key, value] : records_) state.records.push_back({key, value});
