@@ -37,21 +37,27 @@ std::vector<Node> NodesInOrder(const std::vector<PlacementWorker>& workers) {
   return nodes;
 }
 
-// The fewest nodes that together hold `wanted` units, those with the most units first; back in
-// their own order. `units` says how many a node holds. All nodes when they do not suffice.
-template <class Units>
-std::vector<Node> FewestNodes(const std::vector<Node>& nodes, size_t wanted, Units units) {
-  std::vector<size_t> order(nodes.size());
+// The fewest nodes that together hold `wanted` units, those with the most units first, but the
+// smallest that will do in the last place, so that larger ones stay whole for other jobs. As
+// indexes, sorted. `units[i]` is what node i holds. All nodes when they do not suffice.
+std::vector<size_t> FewestNodes(const std::vector<size_t>& units, size_t wanted) {
+  std::vector<size_t> order(units.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   std::stable_sort(order.begin(), order.end(),
-                   [&](size_t a, size_t b) { return units(nodes[a]) > units(nodes[b]); });
+                   [&](size_t a, size_t b) { return units[a] > units[b]; });
   size_t held = 0, num_chosen = 0;
-  while (num_chosen < order.size() && held < wanted) held += units(nodes[order[num_chosen++]]);
+  while (num_chosen < order.size() && held < wanted) held += units[order[num_chosen++]];
+  if (num_chosen > 0 && held >= wanted) {
+    const size_t missing = wanted - (held - units[order[num_chosen - 1]]);
+    size_t last = num_chosen - 1;
+    for (size_t i = last + 1; i < order.size() && units[order[i]] >= missing; ++i) {
+      if (units[order[i]] < units[order[last]]) last = i;
+    }
+    order[num_chosen - 1] = order[last];
+  }
   order.resize(num_chosen);
   std::sort(order.begin(), order.end());
-  std::vector<Node> chosen;
-  for (size_t i : order) chosen.push_back(nodes[i]);
-  return chosen;
+  return order;
 }
 
 }  // namespace
@@ -86,30 +92,35 @@ absl::StatusOr<Placement> PlaceRanks(const RankTopology& topology,
         absl::StrCat("the job needs ", world, " workers; ", workers.size(), " are free"));
   }
   const GroupTable& blocks = topology.groups().at("tp");
-  const std::vector<Node> all = NodesInOrder(workers);
-  auto whole_blocks = [tp](const Node& node) { return node.workers.size() / tp; };
-  auto num_workers = [](const Node& node) { return node.workers.size(); };
-  size_t room = 0;
-  for (const Node& node : all) room += whole_blocks(node);
-  const bool all_whole = room >= blocks.size();
-  const std::vector<Node> nodes = all_whole ? FewestNodes(all, blocks.size(), whole_blocks)
-                                            : FewestNodes(all, world, num_workers);
+  const std::vector<Node> nodes = NodesInOrder(workers);
+  std::vector<size_t> whole_blocks;  // that a node has room for
+  for (const Node& node : nodes) whole_blocks.push_back(node.workers.size() / tp);
 
   Placement placement;
   placement.worker_of_rank.resize(world);
   size_t next_block = 0;
-  std::vector<size_t> left_over;  // workers beside the whole blocks, node by node
-  for (const Node& node : nodes) {
+  std::vector<size_t> left_over(nodes.size());  // workers beside the whole blocks
+  for (size_t i = 0; i < nodes.size(); ++i) left_over[i] = nodes[i].workers.size();
+  for (const size_t i : FewestNodes(whole_blocks, blocks.size())) {
+    const Node& node = nodes[i];
     size_t used = 0;
     while (next_block < blocks.size() && used + tp <= node.workers.size()) {
       for (int rank : blocks[next_block]) placement.worker_of_rank[rank] = node.workers[used++];
       ++next_block;
     }
-    left_over.insert(left_over.end(), node.workers.begin() + used, node.workers.end());
+    left_over[i] -= used;
   }
+  if (next_block == blocks.size()) return placement;
+
+  // Every node holds as many whole groups as it can; the others span nodes, as few as will do.
   placement.num_split_tensor_groups = static_cast<int>(blocks.size() - next_block);
+  std::vector<size_t> rest;
+  for (const size_t i : FewestNodes(left_over, (blocks.size() - next_block) * tp)) {
+    const std::vector<size_t>& members = nodes[i].workers;
+    rest.insert(rest.end(), members.end() - static_cast<int64_t>(left_over[i]), members.end());
+  }
   for (size_t used = 0; next_block < blocks.size(); ++next_block) {
-    for (int rank : blocks[next_block]) placement.worker_of_rank[rank] = left_over[used++];
+    for (int rank : blocks[next_block]) placement.worker_of_rank[rank] = rest[used++];
   }
   return placement;
 }

@@ -23,8 +23,11 @@ struct Placement {
   int num_split_tensor_groups = 0;     // tensor-parallel groups that span nodes
 };
 
-// FAILED_PRECONDITION when there are fewer workers than ranks. Uses the fewest nodes that hold the
-// job, nodes with more free workers first; surplus workers stay free.
+// The rule: tensor-parallel groups in rank order fill one node after the other (nodes by name,
+// numbers as numbers), so that pipeline neighbours are as near as their distance in rank order
+// allows. As many groups as possible lie on one node; where all can, the fewest nodes are used,
+// those with more free workers first, and the smallest that will do in the last place. Surplus
+// workers stay free. FAILED_PRECONDITION when there are fewer workers than ranks.
 absl::StatusOr<Placement> PlaceRanks(const RankTopology& topology,
                                      const std::vector<PlacementWorker>& workers);
 

@@ -1,6 +1,7 @@
 #include "common/topology/placement.h"
 
 #include <algorithm>
+#include <map>
 #include <random>
 #include <set>
 
@@ -75,6 +76,119 @@ TEST(PlacementTest, TensorGroupsStayTogetherInAnyOrderString) {
   ASSERT_TRUE(placement.ok());
   // tp groups are [0,2] and [1,3].
   EXPECT_THAT(Names(*placement, workers), ElementsAre("w0.0", "w1.0", "w0.1", "w1.1"));
+}
+
+TEST(PlacementTest, LeavesLargerNodesWholeForOthers) {
+  const auto workers = Cluster({8, 3, 4, 2});
+  auto placement = PlaceRanks(Topology({.world_size = 2, .tp = 2}), workers);
+  ASSERT_TRUE(placement.ok());
+  EXPECT_THAT(Names(*placement, workers), ElementsAre("w1.0", "w1.1"));
+  placement = PlaceRanks(Topology({.world_size = 10, .tp = 2}), workers);
+  ASSERT_TRUE(placement.ok());
+  EXPECT_THAT(Names(*placement, workers), ElementsAre("w0.0", "w0.1", "w0.2", "w0.3", "w0.4",
+                                                      "w0.5", "w0.6", "w0.7", "w1.0", "w1.1"));
+}
+
+// Random clusters of uneven nodes, some of whose workers are busy, against what any placement can
+// reach at best.
+TEST(PlacementTest, NoPlacementSplitsFewerTensorGroupsOrUsesFewerNodes) {
+  const uint64_t seed = 11;
+  std::mt19937_64 random(seed);
+  int num_split = 0, num_whole = 0;
+  for (int i = 0; i < 2000; ++i) {
+    SCOPED_TRACE(testing::Message() << "seed " << seed << " case " << i);
+    std::vector<int> devices;
+    for (uint64_t n = 1 + random() % 8; n > 0; --n) devices.push_back(1 + random() % 8);
+    std::vector<PlacementWorker> workers = Cluster(devices);
+    std::erase_if(workers, [&](const PlacementWorker&) { return random() % 4 == 0; });  // busy
+    const int tp = 1 << random() % 4;
+    const int most = static_cast<int>(workers.size()) / tp;
+    if (most == 0) continue;
+    const int num_groups = 1 + static_cast<int>(random() % most);
+    const RankTopology topology = Topology({.world_size = num_groups * tp, .tp = tp});
+    const auto placement = PlaceRanks(topology, workers);
+    ASSERT_TRUE(placement.ok());
+
+    std::map<std::string, int> free_of_node;
+    for (const auto& worker : workers) ++free_of_node[worker.node];
+    std::vector<int> room;
+    int total = 0;
+    for (const auto& [node, count] : free_of_node) {
+      room.push_back(count / tp);
+      total += count / tp;
+    }
+    std::set<size_t> used(placement->worker_of_rank.begin(), placement->worker_of_rank.end());
+    ASSERT_EQ(used.size(), placement->worker_of_rank.size());  // a worker, a rank
+    const auto node_of = [&](int rank) { return workers[placement->worker_of_rank[rank]].node; };
+    int split = 0;
+    std::set<std::string> nodes;
+    std::string before;
+    for (const auto& group : topology.groups().at("tp")) {
+      std::set<std::string> spanned;
+      for (const int rank : group) spanned.insert(node_of(rank));
+      nodes.insert(spanned.begin(), spanned.end());
+      if (spanned.size() > 1) {
+        ++split;
+        continue;
+      }
+      // Rank order is node order, and device order on a node.
+      EXPECT_FALSE(split == 0 && NaturalLess(*spanned.begin(), before));
+      before = *spanned.begin();
+      for (size_t k = 1; k < group.size(); ++k) {
+        EXPECT_LT(workers[placement->worker_of_rank[group[k - 1]]].device_index,
+                  workers[placement->worker_of_rank[group[k]]].device_index);
+      }
+    }
+    // A node holds at most floor(free / tp) whole groups, so this is the least possible.
+    EXPECT_EQ(placement->num_split_tensor_groups, std::max(0, num_groups - total));
+    EXPECT_LE(split, placement->num_split_tensor_groups);
+    if (num_groups > total) {
+      ++num_split;
+      continue;
+    }
+    ++num_whole;
+    std::sort(room.rbegin(), room.rend());
+    size_t fewest = 0;
+    for (int held = 0; held < num_groups; held += room[fewest++]) {
+    }
+    EXPECT_EQ(nodes.size(), fewest);
+  }
+  EXPECT_GT(num_split, 100);
+  EXPECT_GT(num_whole, 100);
+}
+
+TEST(PlacementTest, PipelineNeighboursShareANodeOrAreAsNearAsRankOrderAllows) {
+  // tp=2, pp=4, dp=1 on nodes of 4: stages 0 and 1 share a node, 2 and 3 the next.
+  auto workers = Cluster({4, 4});
+  const RankTopology line = Topology({.world_size = 8, .tp = 2, .pp = 4});
+  auto placement = PlaceRanks(line, workers);
+  ASSERT_TRUE(placement.ok());
+  for (const auto& group : line.groups().at("pp")) {
+    std::vector<std::string> nodes;
+    for (const int rank : group) nodes.push_back(workers[placement->worker_of_rank[rank]].node);
+    EXPECT_THAT(nodes, ElementsAre("node0", "node0", "node1", "node1"));
+  }
+  // With full nodes a stage is d ranks away, and so at most ceil(d / 8) nodes.
+  workers = Cluster(std::vector<int>(16, 8));
+  const RankTopology grid = Topology({.world_size = 128, .tp = 4, .pp = 4});
+  placement = PlaceRanks(grid, workers);
+  ASSERT_TRUE(placement.ok());
+  for (const auto& group : grid.groups().at("pp")) {
+    for (size_t i = 1; i < group.size(); ++i) {
+      const size_t a = placement->worker_of_rank[group[i - 1]] / 8;
+      const size_t b = placement->worker_of_rank[group[i]] / 8;
+      EXPECT_LE(b - a, static_cast<size_t>(group[i] - group[i - 1] + 7) / 8);
+    }
+  }
+}
+
+TEST(PlacementTest, SixteenThousandRanksArePlacedWhole) {
+  std::vector<int> devices(2200, 8);
+  for (size_t i = 0; i < devices.size(); i += 10) devices[i] = 7;
+  const auto placement =
+      PlaceRanks(Topology({.world_size = 16'384, .tp = 4, .pp = 8}), Cluster(devices));
+  ASSERT_TRUE(placement.ok());
+  EXPECT_EQ(placement->num_split_tensor_groups, 0);
 }
 
 TEST(PlacementTest, TooFewWorkersSaysWhatIsMissing) {
