@@ -24,6 +24,9 @@
 namespace muster {
 namespace {
 
+// A coordinator that takes a stream and never answers on it is no better than none.
+constexpr absl::Duration kWelcomeLimit = absl::Seconds(30);
+
 std::string RandomIncarnation() {
   std::random_device random;
   std::string bytes;
@@ -175,7 +178,7 @@ class CoordinatorClient::Impl {
       context_ = &context;
       number = ++stream_;
       outbox_.clear();
-      stream_broken_ = false;
+      stream_broken_ = welcomed_ = false;
     }
     std::unique_ptr<Stream> stream = stub_->Connect(&context);
     v1::ConnectRequest hello;
@@ -185,7 +188,7 @@ class CoordinatorClient::Impl {
     v1::ConnectResponse response;
     while (stream->Read(&response)) {
       if (auto order = ToOrder(response)) {
-        *welcomed |= std::holds_alternative<WelcomeOrder>(*order);
+        if (std::holds_alternative<WelcomeOrder>(*order)) *welcomed = welcomed_ = true;
         callbacks_.on_order(number, *std::move(order));
       }
       response.Clear();
@@ -205,6 +208,7 @@ class CoordinatorClient::Impl {
   void WriteLoop(Stream* stream, grpc::ClientContext* context) {
     int64_t heartbeats = 0;
     absl::Time next_heartbeat = absl::Now() + heartbeat_interval_;
+    const absl::Time welcome_due = absl::Now() + kWelcomeLimit;
     while (true) {
       std::shared_ptr<const ReportBatch> batch;
       std::vector<JobProgress> progress;
@@ -215,6 +219,7 @@ class CoordinatorClient::Impl {
           changed_.WaitFor(&mu_, next_heartbeat - absl::Now());
         }
         if (stream_broken_) return;
+        if (!welcomed_ && absl::Now() >= welcome_due) break;
         if (!outbox_.empty()) {
           batch = std::move(outbox_.front());
           outbox_.pop_front();
@@ -266,6 +271,7 @@ class CoordinatorClient::Impl {
   v1::RegisterRequest registration_;
   std::string last_problem_;
   bool ever_registered_ = false;
+  std::atomic<bool> welcomed_{false};  // on the stream that is open; its writer asks
   std::minstd_rand random_{std::random_device{}()};
   absl::Duration heartbeat_interval_ = absl::Milliseconds(500);
 

@@ -14,6 +14,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "common/ckpt/crc32c.h"
+#include "common/runtime/log.h"
 #include "worker/agent/report_codec.h"
 
 namespace muster {
@@ -72,6 +73,17 @@ bool FileSpill::DropLogSegment() {
 }
 
 absl::Status FileSpill::Append(const std::deque<TrainerReport>& reports) {
+  absl::Status status = Write(reports);
+  if (!status.ok() && !failed_) {
+    MUSTER_LOG(kWarning) << "reports that wait for the coordinator can't be written, they stay in "
+                            "memory: "
+                         << status.message();
+  }
+  failed_ = !status.ok();
+  return status;
+}
+
+absl::Status FileSpill::Write(const std::deque<TrainerReport>& reports) {
   Record main{.ordinal = next_ordinal_}, log{.ordinal = next_ordinal_};
   std::string main_payload, log_payload;
   for (size_t i = 0; i < reports.size(); ++i) {

@@ -66,6 +66,7 @@ class FileSpill final : public ReportSpill {
     int64_t bytes = 0;
   };
 
+  absl::Status Write(const std::deque<TrainerReport>& reports);
   absl::Status AppendTo(Row& row, Record record, absl::string_view payload);
   absl::Status OpenSegment(Row& row);
   void Remove(Segment& segment);
@@ -81,6 +82,7 @@ class FileSpill final : public ReportSpill {
   Row main_{"reports"}, log_{"log-lines"};
   int64_t next_ordinal_ = 1, next_file_ = 1;
   size_t log_lines_left_out_ = 0;  // not said yet
+  bool failed_ = false;            // the last Append, and that was logged
 };
 
 }  // namespace muster

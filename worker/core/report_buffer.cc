@@ -27,7 +27,8 @@ void ReportBuffer::Add(TrainerReport report, absl::Duration now) {
   due_ = due_ ? std::min(*due_, due) : due;
 
   if (auto* log = std::get_if<LogLines>(&report.report)) {
-    if (waiting_log_lines_ + log->lines.size() > options_.max_waiting_log_lines && !Spill()) {
+    if (waiting_log_lines_ + log->lines.size() > options_.max_waiting_log_lines &&
+        (connected_ || !Spill())) {
       log_lines_left_out_ += log->lines.size();
       return;
     }
@@ -56,7 +57,8 @@ bool ReportBuffer::NothingWaits() const {
 }
 
 bool ReportBuffer::Spill() {
-  if (options_.spill == nullptr || connected_ || waiting_.empty()) return false;
+  const bool stalled = !connected_ || in_flight_.size() >= options_.max_batches_in_flight;
+  if (options_.spill == nullptr || !stalled || waiting_.empty()) return false;
   if (waiting_.size() < spill_again_at_) return false;
   const absl::Status status = options_.spill->Append(waiting_);
   if (status.ok()) {

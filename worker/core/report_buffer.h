@@ -1,8 +1,8 @@
 // The reports of a node on their way to the coordinator: batched, numbered, kept until
 // acknowledged, sent again after a reconnection, bounded. Pure but for the spill; not thread-safe.
 //
-//   Add -> waiting (memory) -> spilled (files, only while away) -> front (memory) -> in flight ->
-//   kept
+//   Add -> waiting (memory) -> spilled (files, only while stalled) -> front (memory) -> in flight
+//   -> kept
 //
 // Numbers are given when a batch is sent, so they have no gaps whatever was dropped before.
 // Invariants: batches in flight are numbered without gaps, first = acknowledged + 1; those sent for
@@ -29,8 +29,10 @@ class ReportBuffer {
     size_t max_batches_in_flight = 16;
     size_t max_waiting = 100'000;         // reports in memory
     size_t max_waiting_log_lines = 5000;  // over all workers, in memory
-    size_t spill_at = 4096;               // reports that wait in memory while away; then they go...
-    ReportSpill* spill = nullptr;         // ...here. Outlives the buffer; null: memory only.
+    // Reports that wait in memory while the coordinator is away, or acknowledges nothing...
+    size_t spill_at = 4096;
+    // ...then they go here. Outlives the buffer; null: memory only.
+    ReportSpill* spill = nullptr;
     // Acknowledged batches that can be sent again: a coordinator whose machine lost its power may
     // have lost the last second of what it acknowledged.
     size_t keep_acknowledged = 64;

@@ -195,6 +195,26 @@ TEST(ReportBufferTest, FullSpillFallsBackToMemoryAndSaysSoOnce) {
   EXPECT_TRUE(std::is_sorted(iterations.begin(), iterations.end()));
 }
 
+// A coordinator whose journal's disk is full keeps its streams and acknowledges nothing.
+TEST(ReportBufferTest, WithoutAcknowledgementsReportsAreSpilledToo) {
+  FakeSpill spill;
+  ReportBuffer buffer({.max_batch_reports = 5,
+                       .max_batches_in_flight = 2,
+                       .max_waiting = 50,
+                       .spill_at = 10,
+                       .spill = &spill});
+  buffer.Resume(0);
+  std::vector<int64_t> expected;
+  for (int i = 1; i <= 500; ++i) {
+    buffer.Add(Step(i), absl::ZeroDuration());
+    buffer.TakeDue(absl::Seconds(1));
+    expected.push_back(i);
+  }
+  EXPECT_FALSE(spill.empty());
+  int64_t next_sequence = 1;
+  EXPECT_EQ(Drain(buffer, &next_sequence), expected);
+}
+
 TEST(ReportBufferTest, SpillIsUsedAgainOnceThereIsRoom) {
   FakeSpill spill;
   ReportBuffer buffer({.spill_at = 10, .spill = &spill});
