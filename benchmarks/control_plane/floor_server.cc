@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "common/rpc/channel.h"
 #include "common/runtime/mutex.h"
 #include "floor.grpc.pb.h"
 
@@ -131,6 +132,7 @@ int Main() {
   grpc::ServerBuilder builder;
   int port = 0;
   builder.AddListeningPort("127.0.0.1:0", grpc::InsecureServerCredentials(), &port);
+  SetServerLimits(&builder);  // the floor has the coordinator's settings of gRPC
   builder.RegisterService(&service);
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr) return 1;

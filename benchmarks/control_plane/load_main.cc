@@ -5,12 +5,15 @@
 #include <sstream>
 
 #include "absl/strings/numbers.h"
+#include "absl/synchronization/mutex.h"
 #include "benchmarks/control_plane/fleet.h"
 
 namespace muster::bench {
 namespace {
 
 int Main(int argc, char** argv) {
+  // Many agents in one process would wait for the detector's one table.
+  absl::SetMutexDeadlockDetectionMode(absl::OnDeadlockCycle::kIgnore);
   FleetShape shape;
   if (argc != 5 || !absl::SimpleAtoi(argv[3], &shape.num_workers) ||
       !absl::SimpleAtoi(argv[4], &shape.workers_per_agent) || shape.workers_per_agent < 1 ||
