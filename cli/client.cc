@@ -6,14 +6,28 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "cli/output.h"
+#include "common/rpc/address.h"
 
 namespace muster {
 namespace {
 
-std::string AddressOf(const Invocation& invocation) {
-  if (invocation.Has("--coordinator")) return invocation.Get("--coordinator");
+struct NamedAddress {
+  std::string origin, address;  // "--coordinator", what it says
+};
+
+NamedAddress AddressOf(const Invocation& invocation) {
+  if (invocation.Has("--coordinator")) {
+    return {"--coordinator", invocation.Get("--coordinator")};
+  }
   const char* address = std::getenv("MUSTER_COORDINATOR");
-  return address != nullptr && *address != '\0' ? address : "127.0.0.1:7700";
+  if (address != nullptr && *address != '\0') return {"MUSTER_COORDINATOR", address};
+  return {"", "127.0.0.1:7700"};
+}
+
+absl::Status CheckAddress(const NamedAddress& named) {
+  if (ParseHostPort(named.address).ok()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat(named.origin, "=", named.address, ": must be HOST:PORT, like 10.0.0.7:7700"));
 }
 
 std::string TokenFileOf(const Invocation& invocation) {
@@ -49,19 +63,23 @@ OptionSpec JsonLinesOption() {
   return {.name = "--json", .help = "print a JSON object a line, with stable field names"};
 }
 
-Client::Client(std::string address, std::string token_file, const absl::StatusOr<Token>& token)
+Client::Client(std::string address, std::string token_file, const absl::StatusOr<Token>& token,
+               absl::Status setup)
     : address_(std::move(address)),
       token_file_(std::move(token_file)),
-      token_status_(token.status()),
+      setup_(std::move(setup)),
       channel_(NewChannel(address_, token.value_or(Token()))),
       jobs_(channel_),
       training_(channel_),
-      membership_(channel_) {}
+      membership_(channel_) {
+  setup_.Update(token.status());
+}
 
-Client::Client(std::string address) : Client(std::move(address), "", Token()) {}
+Client::Client(std::string address) : Client(std::move(address), "", Token(), absl::OkStatus()) {}
 
 Client::Client(const Invocation& invocation)
-    : Client(AddressOf(invocation), TokenFileOf(invocation), TokenOf(TokenFileOf(invocation))) {}
+    : Client(AddressOf(invocation).address, TokenFileOf(invocation),
+             TokenOf(TokenFileOf(invocation)), CheckAddress(AddressOf(invocation))) {}
 
 absl::StatusOr<v1::JobStatus> Client::GetJob(const std::string& job_id, int64_t known_version,
                                              absl::Duration wait, std::string* spec_json,

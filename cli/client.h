@@ -31,7 +31,7 @@ class Client {
  public:
   explicit Client(std::string address);  // without a token
   // --coordinator, else MUSTER_COORDINATOR, else 127.0.0.1:7700; --token-file, else
-  // MUSTER_TOKEN_FILE, else none. Of a token file that is no good every call tells.
+  // MUSTER_TOKEN_FILE, else none. Of an address or a token file that is no good every call tells.
   explicit Client(const Invocation& invocation);
 
   const std::string& address() const { return address_; }
@@ -66,7 +66,8 @@ class Client {
   absl::StatusOr<v1::WorkerStatus> DrainWorker(const std::string& worker, bool undo);
 
  private:
-  Client(std::string address, std::string token_file, const absl::StatusOr<Token>& token);
+  Client(std::string address, std::string token_file, const absl::StatusOr<Token>& token,
+         absl::Status setup);
 
   absl::Duration AnswerLimit() const {
     if (!asks_again_) return kDefaultRpcDeadline;
@@ -77,7 +78,7 @@ class Client {
   absl::StatusOr<Response> Call(
       Stub& stub, grpc::Status (Stub::*method)(grpc::ClientContext*, const Request&, Response*),
       const Request& request, absl::Duration wait = absl::ZeroDuration()) {
-    if (!token_status_.ok()) return token_status_;
+    if (!setup_.ok()) return setup_;
     grpc::ClientContext context;
     SetDeadline(&context, AnswerLimit() + wait);
     // A call that fails at once lets nobody look after the connection that is being made: its
@@ -93,7 +94,7 @@ class Client {
   }
 
   const std::string address_, token_file_;
-  const absl::Status token_status_;
+  absl::Status setup_;  // an address or a token file that is no good: every call tells
   const std::shared_ptr<grpc::Channel> channel_;
   v1::JobService::Stub jobs_;
   v1::TrainingService::Stub training_;

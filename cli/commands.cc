@@ -63,7 +63,9 @@ int RunMuster(const std::vector<std::string>& words) {
   }
   const absl::StatusOr<Invocation> invocation = ParseCommandLine(commands, words);
   if (!invocation.ok()) {
-    PrintError(absl::StrCat(invocation.status().message(), " (muster help)"));
+    const absl::StatusOr<const Command*> command = FindCommand(commands, words);
+    PrintError(absl::StrCat(invocation.status().message(), " (muster help",
+                            command.ok() ? " " + (*command)->name : "", ")"));
     return kExitUsage;
   }
   return invocation->command->run(*invocation);

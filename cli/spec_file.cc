@@ -84,7 +84,8 @@ void PrintProblems(const std::string& path, const std::vector<SpecProblem>& prob
   for (const SpecProblem& problem : problems) std::cerr << problem.ToString() << "\n";
   PrintError(absl::StrCat(path, ": ", problems.size(),
                           problems.size() == 1 ? " problem" : " problems",
-                          "; nothing was started"));
+                          "; nothing was started; ", problems.size() == 1 ? "" : "first ",
+                          "correct ", problems[0].ToString()));
 }
 
 }  // namespace muster

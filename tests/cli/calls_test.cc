@@ -139,6 +139,33 @@ TEST_F(CallsTest, ACoordinatorThatDoesNotAnswerIsExitCode3WithinALimit) {
                                 HasSubstr("MUSTER_COORDINATOR")));
 }
 
+TEST_F(CallsTest, AnAddressThatIsNoneIsUsage) {
+  const Result flag =
+      RunCommand(folder_.path(), {Binary("muster"), "list", "--coordinator", "127.0.0.1"});
+  EXPECT_EQ(flag.code, 2);
+  EXPECT_THAT(flag.err, HasSubstr("--coordinator=127.0.0.1: must be HOST:PORT"));
+  const Result variable =
+      RunCommand(folder_.path(), {Binary("muster"), "list"}, {{"MUSTER_COORDINATOR", "here"}});
+  EXPECT_EQ(variable.code, 2);
+  EXPECT_THAT(variable.err, HasSubstr("MUSTER_COORDINATOR=here: must be HOST:PORT"));
+}
+
+// Whatever is wrong, the last line names it first and says where to look.
+TEST_F(CallsTest, TheLastLineOfAFaultSaysWhatToDo) {
+  EXPECT_THAT(Muster({"logs", "job-1", "--folow"}).err,
+              HasSubstr("did you mean --follow? (muster help logs)\n"));
+  EXPECT_THAT(Muster({"statsu", "job-1"}).err, HasSubstr("did you mean status? (muster help)\n"));
+  json spec = SmallSpec(2, 10);
+  spec["optimizer"]["lr"] = -1;
+  spec["trainig"] = json::object();
+  PutFileText(folder_ / "spec.json", spec.dump());
+  const std::string text = Muster({"submit", folder_ / "spec.json"}).err;
+  const std::string last = text.substr(text.rfind('\n', text.size() - 2) + 1);
+  EXPECT_THAT(last, AllOf(StartsWith("muster: "), HasSubstr("2 problems; nothing was started; "
+                                                            "first correct ")));
+  EXPECT_TRUE(coordinator_.submitted().empty());
+}
+
 TEST_F(CallsTest, JsonOfEveryReaderParses) {
   coordinator_.AddStep(1);
   coordinator_.AddEvent("running", "");
