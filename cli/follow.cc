@@ -15,6 +15,7 @@
 #include "common/base/status.h"
 #include "common/runtime/clock.h"
 #include "common/spec/spec_json.h"
+#include "nlohmann/json.hpp"
 
 namespace muster {
 namespace {
@@ -58,7 +59,11 @@ absl::StatusOr<v1::JobStatus> FollowJob(Client* client, const std::string& job_i
   CountResizes();
   Progress progress(ProgressOptions(spec_json), &std::cout);
   Patience patience(options.patience, [&](const std::string& text) {
-    if (options.progress) progress.Note(text);
+    if (options.progress) {
+      progress.Note(text);
+    } else {
+      PrintError(text);
+    }
   });
   patience.AskAgain(absl::OkStatus(), clock.Steady());
   client->ExpectQuickAnswers();
@@ -96,21 +101,25 @@ absl::StatusOr<v1::JobStatus> FollowJob(Client* client, const std::string& job_i
   return job;
 }
 
-int WatchJob(Client* client, const std::string& job_id) {
+int WatchJob(Client* client, const std::string& job_id, bool json) {
   CountOneInterrupt();
-  const absl::StatusOr<v1::JobStatus> job =
-      FollowJob(client, job_id, {.poll = []() -> absl::Status {
-                  if (NumInterrupts() > 0) return absl::CancelledError("interrupted");
-                  return absl::OkStatus();
-                }});
+  FollowOptions options{.progress = !json, .poll = []() -> absl::Status {
+                          if (NumInterrupts() > 0) return absl::CancelledError("interrupted");
+                          return absl::OkStatus();
+                        }};
+  if (json)
+    options.on_record = [](const v1::MetricsRecord& record) { PrintJsonLine(ToJson(record)); };
+  const absl::StatusOr<v1::JobStatus> job = FollowJob(client, job_id, options);
   if (job.ok()) {
+    if (json) PrintJsonLine(ToJson(*job));
     if (job->exit_code() != kExitDone) PrintError(DescribeEnd(*job));
     return job->exit_code();
   }
   if (NumInterrupts() > 0) {
-    std::cout << absl::StrCat(job_id, " goes on: muster watch ", job_id,
-                              " follows it again, muster cancel ", job_id, " ends it\n")
-              << std::flush;
+    (json ? std::cerr : std::cout)
+        << absl::StrCat(job_id, " goes on: muster watch ", job_id,
+                        " follows it again, muster cancel ", job_id, " ends it\n")
+        << std::flush;
     return kExitInterrupted;
   }
   return ReportCallError(job.status(), *client);

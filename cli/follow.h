@@ -24,7 +24,8 @@ struct FollowOptions {
 absl::StatusOr<v1::JobStatus> FollowJob(Client* client, const std::string& job_id,
                                         const FollowOptions& options);
 
-// FollowJob with ctrl-C leaving the job alone; returns the exit code.
-int WatchJob(Client* client, const std::string& job_id);
+// FollowJob with ctrl-C leaving the job alone; returns the exit code. `json`: a line a record and,
+// at the end, the job's status, in place of progress.
+int WatchJob(Client* client, const std::string& job_id, bool json);
 
 }  // namespace muster

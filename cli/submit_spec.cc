@@ -60,7 +60,8 @@ int SubmitSpec(const Invocation& invocation, Client* client, LoadedSpec loaded,
   } else {
     std::cout << absl::StrCat("submitted ", response->job_id(), origin, "\n") << std::flush;
   }
-  return invocation.Has("--watch") ? WatchJob(client, response->job_id()) : kExitDone;
+  if (!invocation.Has("--watch")) return kExitDone;
+  return WatchJob(client, response->job_id(), invocation.Has("--json"));
 }
 
 }  // namespace muster

@@ -16,13 +16,17 @@ Command WatchCommand() {
               "command and leaves the job alone.",
           .min_arguments = 1,
           .max_arguments = 1,
-          .options = {CoordinatorOption(), TokenFileOption()},
+          .options = {{.name = "--json",
+                       .help = "print a JSON object a line: the records, as metrics does, and at "
+                               "the end the job's status"},
+                      CoordinatorOption(),
+                      TokenFileOption()},
           .examples = {{"muster watch job-1", "follow a job"},
                        {"muster watch job-1 >progress.txt || echo failed", "in a script"}},
           .exits_as_job = true,
           .run = [](const Invocation& invocation) {
             Client client(invocation);
-            return WatchJob(&client, invocation.arguments[0]);
+            return WatchJob(&client, invocation.arguments[0], invocation.Has("--json"));
           }};
 }
 

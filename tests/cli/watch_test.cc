@@ -5,6 +5,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "tests/cli/fake_coordinator.h"
@@ -153,6 +154,20 @@ TEST_F(WatchTest, LogsAndEventsFollowOverARestart) {
   EXPECT_EQ(events.Wait(), 0);
   EXPECT_EQ(logs.Stdout(), "[0] one\n[11] two\n--- epoch 2\n[1]  three\n");
   EXPECT_THAT(events.Stdout(), HasSubstr("\"kind\":\"running\",\"text\":\"second\""));
+}
+
+TEST_F(WatchTest, JsonIsRecordsAndThenTheStatus) {
+  coordinator_.AddStep(1);
+  coordinator_.AddStep(2);
+  coordinator_.EndJob(v1::JOB_STATE_COMPLETED, 0, "");
+  const Result result = RunCommand(folder_.path(), Command({"watch", "job-1", "--json"}));
+  EXPECT_EQ(result.code, 0);
+  std::vector<nlohmann::json> lines;
+  std::istringstream text(result.out);
+  for (std::string line; std::getline(text, line);) lines.push_back(nlohmann::json::parse(line));
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_EQ(lines[1]["iteration"], 2);
+  EXPECT_EQ(lines[2]["state"], "COMPLETED");
 }
 
 TEST_F(WatchTest, TailShowsTheLastEntriesOnly) {
