@@ -1,6 +1,6 @@
 """The same training step in PyTorch, eager or compiled; driven by run.py like bench-train-single.
 
-Usage: python peer_torch.py MODEL(gpt2|small) BATCH SEQ DTYPE(fp32|bf16) THREADS MODE(eager|compile)
+Usage: python peer_torch.py MODEL(gpt2|small) BATCH SEQ DTYPE(fp32|bf16) THREADS MODE(eager|compile) [DEVICE(cpu|cuda)]
 Pre-LN GPT with learned positions, exact GELU, tied output, causal SDPA, fused AdamW, clipping; bf16 by autocast over
 fp32 weights. Lines "step N" on standard input, one JSON line each on standard output.
 """
@@ -49,25 +49,26 @@ class Gpt(nn.Module):
                 nn.init.zeros_(p)
 
     def forward(self, tokens, labels):
-        x = self.words(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        x = self.words(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
         for layer in self.layers:
             x = layer(x)
         logits = F.linear(self.norm(x), self.words.weight)
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), labels.view(-1))
+        return F.cross_entropy(logits.view(-1, logits.shape[-1]).float(), labels.reshape(-1))
 
 
 def main():
     name, batch, seq, dtype, threads, mode = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:7]
+    device = sys.argv[7] if len(sys.argv) > 7 else "cpu"
     torch.set_num_threads(int(threads))
     torch.manual_seed(1234)
-    model = Gpt(**CONFIGS[name])
+    model = Gpt(**CONFIGS[name]).to(device)
     opt = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     run = torch.compile(model) if mode == "compile" else model
     generator = torch.Generator().manual_seed(1)
 
     def step():
-        data = torch.randint(0, CONFIGS[name]["vocab"], (batch, seq + 1), generator=generator)
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == "bf16"):
+        data = torch.randint(0, CONFIGS[name]["vocab"], (batch, seq + 1), generator=generator).to(device)
+        with torch.autocast(device, dtype=torch.bfloat16, enabled=dtype == "bf16"):
             loss = run(data[:, :-1].contiguous(), data[:, 1:].contiguous())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -1,7 +1,7 @@
 """Tokens a second of one Muster worker beside PyTorch, interleaved in one run: a step of each in turn, so that whatever
 else the machine does hits all of them.
 
-Usage: python run.py BENCH_BINARY [--python PYTHON] [--modes eager,compile] [--rounds N] [--threads N] [CASE ...]
+Usage: python run.py BENCH_BINARY [--python PYTHON] [--modes eager,compile] [--rounds N] [--threads N] [--device cuda] [CASE ...]
 CASE: MODEL:BATCH:SEQ:DTYPE, default small:16:256 and gpt2:4:256 in fp32 and bf16. PYTHON must have torch.
 """
 import argparse
@@ -39,14 +39,15 @@ def main():
     parser.add_argument("--modes", default="eager")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--threads", default="2")
+    parser.add_argument("--device", default="cpu", help="cuda: with bench-train-single-cuda of the cuda preset")
     parser.add_argument("cases", nargs="*", default=DEFAULT)
     args = parser.parse_intermixed_args()
     peer = __file__.replace("run.py", "peer_torch.py")
     for case in args.cases:
         model, batch, seq, dtype = case.split(":")
-        runners = {"muster": Runner([args.binary, model, batch, seq, dtype, args.threads])}
+        runners = {"muster": Runner([args.binary, model, batch, seq, dtype, args.threads, args.device])}
         for mode in args.modes.split(","):
-            runners[mode] = Runner([args.python, peer, model, batch, seq, dtype, args.threads, mode])
+            runners[mode] = Runner([args.python, peer, model, batch, seq, dtype, args.threads, mode, args.device])
         for runner in runners.values():
             runner.step(2, keep=False)  # warm-up
         for _ in range(args.rounds):

@@ -1,7 +1,7 @@
 // Training speed of one worker: the engine's GPT, gradient buffers and AdamW, without data and
 // control. Driven by run.py, which interleaves it with PyTorch.
 //
-// Usage: bench-train-single MODEL(gpt2|small) BATCH SEQ DTYPE(fp32|bf16) THREADS
+// Usage: bench-train-single MODEL(gpt2|small) BATCH SEQ DTYPE(fp32|bf16) THREADS [DEVICE(cpu|cuda)]
 // Then one line a request on standard input: "step N" runs N steps and prints one JSON line with
 // their seconds; "parts N" prints the CPU seconds of a step's parts, each the best of N; end of
 // input ends the program.
@@ -24,6 +24,9 @@
 
 #include "benchmarks/train_single/parts.h"
 #include "common/base/check.h"
+#ifdef MUSTER_BENCH_CUDA
+#include "worker/cuda/row_ops.h"
+#endif
 #include "worker/model/caching_allocator.h"
 #include "worker/model/gpt.h"
 #include "worker/optim/optimizer.h"
@@ -61,13 +64,18 @@ double CpuSecondsSince(std::clock_t start) {
 
 class Bench {
  public:
-  Bench(const TransformerConfig& config, int64_t batch, int64_t seq, at::ScalarType dtype)
-      : config_(config), batch_(batch), seq_(seq), parallel_(ParallelContext::SingleProcess()) {
-    auto rng = RngTracker::Create(1234, {}, false, false);
+  Bench(const TransformerConfig& config, int64_t batch, int64_t seq, at::ScalarType dtype,
+        at::Device device)
+      : config_(config),
+        batch_(batch),
+        seq_(seq),
+        device_(device),
+        parallel_(ParallelContext::SingleProcess()) {
+    auto rng = RngTracker::Create(1234, {}, false, device.is_cuda());
     MUSTER_CHECK(rng.ok());
     model_ =
         std::make_unique<GptModel>(config, GptModel::Placement{.num_layers = config.num_layers},
-                                   TensorParallel{}, *rng, at::kCPU, dtype);
+                                   TensorParallel{}, *rng, device, dtype);
     auto ddp = DistributedDataParallel::Create({model_->parameters()}, DdpGroups::Of(parallel_),
                                                {.grad_reduce_in_fp32 = true});
     MUSTER_CHECK(ddp.ok());
@@ -86,9 +94,10 @@ class Bench {
     const at::Tensor data = at::randint(0, config_.padded_vocab_size, {batch_, seq_ + 1},
                                         generator_, at::TensorOptions().dtype(at::kLong));
     Batch batch;
-    batch.tokens = data.narrow(1, 0, seq_).contiguous();
-    batch.labels = data.narrow(1, 1, seq_).contiguous();
-    batch.position_ids = at::arange(seq_, at::kLong).expand({batch_, seq_}).contiguous();
+    batch.tokens = data.narrow(1, 0, seq_).contiguous().to(device_);
+    batch.labels = data.narrow(1, 1, seq_).contiguous().to(device_);
+    batch.position_ids =
+        at::arange(seq_, at::kLong).expand({batch_, seq_}).contiguous().to(device_);
     ddp_->ZeroGradBuffer();
     const at::Tensor loss = at::mean(model_->Forward(batch, {}));
     loss.backward();
@@ -105,6 +114,7 @@ class Bench {
  private:
   const TransformerConfig config_;
   const int64_t batch_, seq_;
+  const at::Device device_;
   ParallelContext parallel_;
   at::Generator generator_ = at::detail::createCPUGenerator(1);
   std::unique_ptr<GptModel> model_;
@@ -135,8 +145,8 @@ void PrintParts(Bench& bench, const std::vector<PartTime>& parts, int64_t repeat
 }  // namespace muster
 
 int main(int argc, char** argv) {
-  if (argc != 6) {
-    std::cerr << "usage: bench-train-single gpt2|small BATCH SEQ fp32|bf16 THREADS\n";
+  if (argc != 6 && argc != 7) {
+    std::cerr << "usage: bench-train-single gpt2|small BATCH SEQ fp32|bf16 THREADS [cpu|cuda]\n";
     return 2;
   }
   muster::InstallCachingCpuAllocator();
@@ -144,7 +154,11 @@ int main(int argc, char** argv) {
   const at::ScalarType dtype = std::string(argv[4]) == "bf16" ? at::kBFloat16 : at::kFloat;
   const muster::TransformerConfig config = muster::ConfigNamed(argv[1]);
   const int64_t batch = std::atoll(argv[2]), seq = std::atoll(argv[3]);
-  muster::Bench bench(config, batch, seq, dtype);
+#ifdef MUSTER_BENCH_CUDA
+  muster::UseCudaRowOps();
+#endif
+  const bool cuda = argc == 7 && std::string(argv[6]) == "cuda";
+  muster::Bench bench(config, batch, seq, dtype, at::Device(cuda ? at::kCUDA : at::kCPU));
   std::string word;
   int64_t steps = 0;
   while (std::cin >> word >> steps) {

@@ -51,6 +51,14 @@ absl::Status NcclFamily::Settle(NcclResult result, NcclComm comm, absl::Duration
                                 Mutex* lock_mu) {
   const absl::Duration deadline = AbortState::SteadyNow() + limit;
   absl::Duration pause = absl::Microseconds(50);
+  const auto ask = [&] {
+    NcclResult now = NcclResult::kSuccess;
+    const NcclResult answer = api().GetAsyncError(comm, &now);
+    return answer == NcclResult::kSuccess ? now : answer;
+  };
+  // A call may return success while the communicator still works on it (seen with
+  // ncclCommInitRankConfig of NCCL 2.28 on one GPU): only its own state tells.
+  if (result == NcclResult::kSuccess && comm != nullptr) result = ask();
   while (result == NcclResult::kInProgress) {
     if (AbortState::SteadyNow() > deadline) {
       return absl::DeadlineExceededError(
@@ -70,11 +78,7 @@ absl::Status NcclFamily::Settle(NcclResult result, NcclComm comm, absl::Duration
     lock_mu->Lock();
     if (!failure.ok()) return failure;
     pause = std::min(pause * 2, options_.poll_interval);
-    NcclResult now = NcclResult::kSuccess;
-    if (const NcclResult answer = api().GetAsyncError(comm, &now); answer != NcclResult::kSuccess) {
-      now = answer;
-    }
-    result = now;
+    result = ask();
   }
   if (result == NcclResult::kSuccess) return absl::OkStatus();
   return absl::UnavailableError(api().Explain(result, comm));

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "worker/model/autograd_op.h"
+#include "worker/model/device_row_ops.h"
 #include "worker/model/linear.h"
 #include "worker/model/row_ops.h"
 
@@ -17,23 +18,41 @@ at::Tensor BiasOrNone(const ParameterPtr& bias) {
   return bias == nullptr ? at::Tensor() : bias->data;
 }
 
+// The GPU's kernels, where they take x.
+const DeviceRowOps* KernelsFor(const at::Tensor& x) {
+  const DeviceRowOps* const ops = RegisteredDeviceRowOps();
+  return ops != nullptr && ops->Takes(x) ? ops : nullptr;
+}
+
+at::Tensor Gelu(const at::Tensor& x, const ParameterPtr& bias) {
+  if (x.is_cpu()) return row_ops::BiasGelu(x, BiasOrNone(bias));
+  if (const auto* ops = KernelsFor(x)) return ops->BiasGelu(x, BiasOrNone(bias));
+  return at::gelu(WithBias(x, bias));
+}
+
+row_ops::ActivationGrads GeluBackward(const at::Tensor& dy, const at::Tensor& x,
+                                      const ParameterPtr& bias, bool want_dbias) {
+  if (x.is_cpu()) return row_ops::BiasGeluBackward(dy, x, BiasOrNone(bias), want_dbias);
+  if (const auto* ops = KernelsFor(x)) {
+    return ops->BiasGeluBackward(dy, x, BiasOrNone(bias), want_dbias);
+  }
+  row_ops::ActivationGrads d;
+  d.dx = at::gelu_backward(dy.contiguous(), WithBias(x, bias));
+  if (want_dbias) d.dbias = at::sum(d.dx, {0});
+  return d;
+}
+
 }  // namespace
 
 at::Tensor BiasGeluOp(const at::Tensor& x, const ParameterPtr& bias) {
   at::Tensor y;
   {
     OpForward forward;
-    y = x.is_cpu() ? row_ops::BiasGelu(x, BiasOrNone(bias)) : at::gelu(WithBias(x, bias));
+    y = Gelu(x, bias);
   }
   return RecordOp(y, {x, BiasOrNone(bias)},
                   [x = Detached(x), bias](const TensorList& grads, const NeedsGrad& needs) {
-                    row_ops::ActivationGrads d;
-                    if (x.is_cpu()) {
-                      d = row_ops::BiasGeluBackward(grads[0], x, BiasOrNone(bias), needs[1]);
-                    } else {
-                      d.dx = at::gelu_backward(grads[0].contiguous(), WithBias(x, bias));
-                      if (needs[1]) d.dbias = at::sum(d.dx, {0});
-                    }
+                    const auto d = GeluBackward(grads[0], x, bias, needs[1]);
                     return TensorList{d.dx, needs[1] ? DeliverGrad(*bias, d.dbias) : at::Tensor()};
                   });
 }
@@ -43,6 +62,9 @@ namespace {
 row_ops::ActivationGrads SwigluBackward(const at::Tensor& dy, const at::Tensor& x,
                                         const ParameterPtr& bias, bool want_dbias) {
   if (x.is_cpu()) return row_ops::BiasSwigluBackward(dy, x, BiasOrNone(bias), want_dbias);
+  if (const auto* ops = KernelsFor(x)) {
+    return ops->BiasSwigluBackward(dy, x, BiasOrNone(bias), want_dbias);
+  }
   const int64_t half = x.size(1) / 2;
   const at::Tensor u = WithBias(x, bias);
   const at::Tensor a = u.narrow(1, 0, half), b = u.narrow(1, half, half);
@@ -62,6 +84,8 @@ at::Tensor BiasSwigluOp(const at::Tensor& x, const ParameterPtr& bias) {
     OpForward forward;
     if (x.is_cpu()) {
       y = row_ops::BiasSwiglu(x, BiasOrNone(bias));
+    } else if (const auto* ops = KernelsFor(x)) {
+      y = ops->BiasSwiglu(x, BiasOrNone(bias));
     } else {
       const int64_t half = x.size(1) / 2;
       const at::Tensor u = WithBias(x, bias);

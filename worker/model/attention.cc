@@ -40,7 +40,8 @@ at::Tensor SelfAttention::Forward(const at::Tensor& x, const TokenLayout& layout
                                   const at::Tensor& mask, bool training) const {
   const at::Tensor qkv = linear_qkv_.Forward(x);
   const double dropout = training ? dropout_ : 0.0;
-  if (qkv.is_cpu() && dropout == 0 && !mask.defined() && !q_layernorm_.has_value()) {
+  if (dropout == 0 && !mask.defined() && !q_layernorm_.has_value() &&
+      FlashAttentionTakes(qkv, shape_)) {
     return linear_proj_.ForwardNoBias(FlashCausalAttentionOp(qkv, shape_, layout, rotary_.get()));
   }
   QkvHeads heads = SplitQkv(qkv, shape_, layout);

@@ -7,6 +7,7 @@
 
 #include "worker/model/autograd_op.h"
 #include "worker/model/blocked_attention.h"
+#include "worker/model/device_attention.h"
 
 namespace muster {
 namespace {
@@ -55,25 +56,45 @@ namespace {
 // What backward reads: rotated heads, the output (B, S, heads, D), ln sum exp of the scores.
 struct Attended {
   AttentionTensors heads;
-  bool blocked;  // by BlockedAttention, otherwise by LibTorch
+  enum class Kernel { kBlocked, kLibTorchCpu, kDevice } kernel = Kernel::kLibTorchCpu;
   at::Tensor out, lse;
+  DeviceAttended device;  // kDevice
 };
+
+Attended::Kernel KernelFor(const AttentionTensors& heads) {
+  if (!heads.q.is_cpu()) return Attended::Kernel::kDevice;
+  return BlockedAttentionTakes(heads) ? Attended::Kernel::kBlocked : Attended::Kernel::kLibTorchCpu;
+}
+
+HeadTensors ByHead(const AttentionTensors& heads, int64_t r) {
+  return {heads.q.transpose(1, 2), SpreadOverHeads(heads.k, r), SpreadOverHeads(heads.v, r)};
+}
 
 // LibTorch's flash kernel, for what BlockedAttention does not take.
 void LibTorchAttention(Attended& a, int64_t r) {
   at::Tensor out;
+  const HeadTensors in = ByHead(a.heads, r);
   std::tie(out, a.lse) = at::_scaled_dot_product_flash_attention_for_cpu(
-      a.heads.q.transpose(1, 2), SpreadOverHeads(a.heads.k, r), SpreadOverHeads(a.heads.v, r),
-      /*dropout_p=*/0.0, /*is_causal=*/true);
+      in.q, in.k, in.v, /*dropout_p=*/0.0, /*is_causal=*/true);
   a.out = out.transpose(1, 2);
 }
 
 AttentionTensors LibTorchAttentionBackward(const Attended& a, const at::Tensor& dout, int64_t r) {
+  const HeadTensors in = ByHead(a.heads, r);
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      dout.transpose(1, 2), a.heads.q.transpose(1, 2), SpreadOverHeads(a.heads.k, r),
-      SpreadOverHeads(a.heads.v, r), a.out.transpose(1, 2), a.lse, /*dropout_p=*/0.0,
+      dout.transpose(1, 2), in.q, in.k, in.v, a.out.transpose(1, 2), a.lse, /*dropout_p=*/0.0,
       /*is_causal=*/true);
   return {dq.transpose(1, 2), SumOverHeads(dk, r), SumOverHeads(dv, r)};
+}
+
+void OnDevice(Attended& a, int64_t r) {
+  a.device = DeviceAttention(ByHead(a.heads, r));
+  a.out = a.device.out.transpose(1, 2);
+}
+
+AttentionTensors OnDeviceBackward(const Attended& a, const at::Tensor& dout, int64_t r) {
+  const HeadTensors d = DeviceAttentionBackward(ByHead(a.heads, r), a.device, dout.transpose(1, 2));
+  return {d.q.transpose(1, 2), SumOverHeads(d.k, r), SumOverHeads(d.v, r)};
 }
 
 void CopyUnlessThere(const at::Tensor& from, const at::Tensor& to) {
@@ -86,6 +107,10 @@ at::Tensor ToHeads(const at::Tensor& rows, const AttentionShape& shape, const To
 }
 
 }  // namespace
+
+bool FlashAttentionTakes(const at::Tensor& qkv, const AttentionShape& shape) {
+  return qkv.is_cpu() || DeviceAttentionTakes(qkv, shape.channels);
+}
 
 at::Tensor FlashCausalAttentionOp(const at::Tensor& qkv, const AttentionShape& shape,
                                   const TokenLayout& layout, const RotaryTable* rotary) {
@@ -100,11 +125,17 @@ at::Tensor FlashCausalAttentionOp(const at::Tensor& qkv, const AttentionShape& s
       heads.k = rotary->Rotate(heads.k);
     }
     a.heads = {heads.q, heads.k, heads.v};
-    a.blocked = BlockedAttentionTakes(a.heads);
-    if (a.blocked) {
+    a.kernel = KernelFor(a.heads);
+    if (a.kernel == Attended::Kernel::kBlocked) {
       rows = at::empty({layout.rows(), shape.heads * shape.channels}, qkv.options());
       a.out = ToHeads(Detached(rows), shape, layout);
       a.lse = BlockedAttention(a.heads, a.out);
+    } else if (a.kernel == Attended::Kernel::kDevice) {
+      OnDevice(a, r);
+      rows = ToRows(a.out, layout);
+      // The rows are a view of what backward reads: autograd must not find one through the other.
+      a.device.out = Detached(a.device.out);
+      a.out = at::Tensor();
     } else {
       LibTorchAttention(a, r);
       rows = ToRows(a.out, layout);
@@ -124,13 +155,15 @@ at::Tensor FlashCausalAttentionOp(const at::Tensor& qkv, const AttentionShape& s
         const at::Tensor dq_slot = grouped.narrow(3, 0, r);
         const at::Tensor dk_slot = grouped.select(3, r), dv_slot = grouped.select(3, r + 1);
         AttentionTensors d;
-        if (a.blocked) {
+        if (a.kernel == Attended::Kernel::kBlocked) {
           // Without rotation in between, straight into dqkv where strides allow.
           const bool direct = !table.has_value();
           d.q = direct && r == 1 ? dq_slot.squeeze(3) : at::empty(dout.sizes(), dqkv.options());
           d.k = direct ? dk_slot : at::empty(dk_slot.sizes(), dqkv.options());
           d.v = dv_slot;
           BlockedAttentionBackward(a.heads, a.out, a.lse, dout, d);
+        } else if (a.kernel == Attended::Kernel::kDevice) {
+          d = OnDeviceBackward(a, dout, r);
         } else {
           d = LibTorchAttentionBackward(a, dout, r);
         }

@@ -25,9 +25,12 @@ struct QkvHeads {
 // Views into qkv (N, groups * (r + 2) * D) where strides allow; differentiable.
 QkvHeads SplitQkv(const at::Tensor& qkv, const AttentionShape& shape, const TokenLayout& layout);
 
+// On a CPU always, on a GPU by type and width (DeviceAttentionTakes).
+bool FlashAttentionTakes(const at::Tensor& qkv, const AttentionShape& shape);
+
 // One fused operation: split, rotate (rotary may be null), causal attention in blocks that never
-// builds the (S, S) matrix, and a backward that writes one gradient of qkv. CPU, no dropout, no
-// mask. (N, groups*(r+2)*D) -> (N, heads*D).
+// builds the (S, S) matrix, and a backward that writes one gradient of qkv. No dropout, no mask.
+// (N, groups*(r+2)*D) -> (N, heads*D).
 at::Tensor FlashCausalAttentionOp(const at::Tensor& qkv, const AttentionShape& shape,
                                   const TokenLayout& layout, const RotaryTable* rotary);
 

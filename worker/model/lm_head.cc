@@ -1,8 +1,11 @@
 #include "worker/model/lm_head.h"
 
+#include <algorithm>
+
 #include <ATen/ATen.h>
 
 #include "worker/model/autograd_op.h"
+#include "worker/model/device_row_ops.h"
 #include "worker/model/linear.h"
 #include "worker/model/row_ops.h"
 #include "worker/parallel/gemm.h"
@@ -10,45 +13,58 @@
 namespace muster {
 namespace {
 
-constexpr int64_t kRowsAtOnce = 64;  // fp32 copies of this many rows of logits live at a time
+// On a GPU: elements of logits whose fp32 copies live at a time (256 MiB a copy).
+constexpr int64_t kElementsAtOnce = int64_t{1} << 26;
 
 at::ScalarType LossType(const at::Tensor& logits) {
   return logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
 
 template <typename Body>
-void ForRowBlocks(int64_t rows, Body body) {
-  for (int64_t begin = 0; begin < rows; begin += kRowsAtOnce) {
-    body(begin, std::min(kRowsAtOnce, rows - begin));
+void ForRowBlocks(const at::Tensor& logits, Body body) {
+  const int64_t rows = logits.size(0);
+  const int64_t at_once = std::max<int64_t>(1, kElementsAtOnce / logits.size(1));
+  for (int64_t begin = 0; begin < rows; begin += at_once) {
+    body(begin, std::min(at_once, rows - begin));
   }
+}
+
+const DeviceRowOps* KernelsFor(const at::Tensor& logits) {
+  const DeviceRowOps* const ops = RegisteredDeviceRowOps();
+  return ops != nullptr && ops->TakesLogits(logits) ? ops : nullptr;
 }
 
 row_ops::CrossEntropyResult CrossEntropy(const at::Tensor& logits, const at::Tensor& labels) {
   if (logits.is_cpu()) return row_ops::CrossEntropy(logits, labels);
+  if (const auto* ops = KernelsFor(logits)) return ops->CrossEntropy(logits, labels);
   row_ops::CrossEntropyResult out;
-  out.lse = at::empty({logits.size(0)}, logits.options().dtype(LossType(logits)));
-  ForRowBlocks(logits.size(0), [&](int64_t begin, int64_t count) {
-    out.lse.narrow(0, begin, count)
-        .copy_(at::logsumexp(logits.narrow(0, begin, count).to(LossType(logits)), {1}));
+  out.loss = at::empty({logits.size(0)}, logits.options().dtype(LossType(logits)));
+  ForRowBlocks(logits, [&](int64_t begin, int64_t count) {
+    const at::Tensor log_p = at::log_softmax(logits.narrow(0, begin, count), 1, LossType(logits));
+    const at::Tensor label = labels.narrow(0, begin, count).unsqueeze(1);
+    out.loss.narrow(0, begin, count).copy_(at::gather(log_p, 1, label).squeeze(1).neg_());
   });
-  out.loss = out.lse - at::gather(logits, 1, labels.unsqueeze(1)).squeeze(1).to(LossType(logits));
+  out.lse = out.loss + at::gather(logits, 1, labels.unsqueeze(1)).squeeze(1).to(LossType(logits));
   return out;
 }
 
-// logits <- (softmax(logits) - onehot(labels)) * dloss, row by row.
+// logits <- (softmax(logits) - onehot(labels)) * dloss, row by row. The label's own entry, where
+// softmax - 1 would cancel, is computed in the loss's type.
 void LogitsToGradient(const at::Tensor& logits, const at::Tensor& lse, const at::Tensor& labels,
                       const at::Tensor& dloss) {
   if (logits.is_cpu()) return row_ops::CrossEntropyBackward(logits, labels, lse, dloss);
-  ForRowBlocks(logits.size(0), [&](int64_t begin, int64_t count) {
+  if (const auto* ops = KernelsFor(logits)) {
+    return ops->CrossEntropyBackward(logits, labels, lse, dloss);
+  }
+  const at::Tensor label = labels.unsqueeze(1);  // (N, 1)
+  const at::Tensor at_label = at::gather(logits, 1, label).to(LossType(logits));
+  const at::Tensor d_label =
+      at_label.sub(lse.unsqueeze(1)).exp_().sub_(1).mul_(dloss.unsqueeze(1)).to(logits.dtype());
+  ForRowBlocks(logits, [&](int64_t begin, int64_t count) {
     at::Tensor block = logits.narrow(0, begin, count);
-    const at::Tensor scale = dloss.narrow(0, begin, count).unsqueeze(1);
-    at::Tensor p = block.to(LossType(logits), /*non_blocking=*/false, /*copy=*/true)
-                       .sub_(lse.narrow(0, begin, count).unsqueeze(1))
-                       .exp_()
-                       .mul_(scale);
-    p.scatter_add_(1, labels.narrow(0, begin, count).unsqueeze(1), -scale);
-    block.copy_(p);
+    at::mul_out(block, at::softmax(block, 1), dloss.narrow(0, begin, count).unsqueeze(1));
   });
+  at::Tensor(logits).scatter_(1, label, d_label);
 }
 
 }  // namespace

@@ -1,8 +1,13 @@
 #include "worker/optim/adam.h"
 
 #include <cmath>
+#include <optional>
+#include <vector>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_fused_adamw.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
 #include <ATen/ops/sqrt.h>
 
@@ -19,8 +24,8 @@ void UpdatePiece(const MainParam& param, int64_t begin, int64_t count,
 }
 
 // The same with tensor operations, for devices that are not the CPU.
-void UpdateOnDevice(const MainParam& param, const kernels::AdamScalars& s,
-                    const kernels::GradFactors& f) {
+void UpdateOneOnDevice(const MainParam& param, const kernels::AdamScalars& s,
+                       const kernels::GradFactors& f) {
   at::Tensor p = param.main, m = param.states[0], v = param.states[1];
   const at::Tensor g = param.parameter->main_grad.to(p.scalar_type()).mul(f.unscale).mul_(f.clip);
   m.mul_(s.beta1).add_(g, 1 - s.beta1);
@@ -28,7 +33,40 @@ void UpdateOnDevice(const MainParam& param, const kernels::AdamScalars& s,
   at::Tensor update = m.mul(s.inverse_c1).div_(v.mul(s.inverse_c2).sqrt_().add_(s.eps));
   update.add_(p, s.weight_decay);
   p.sub_(update, s.lr);
-  if (param.is_copy) param.parameter->data.copy_(p);
+}
+
+// LibTorch's fused kernel takes all parameters at once: one pass over memory instead of a dozen,
+// and a few launches instead of a dozen a parameter. It takes gradients of the main parameters'
+// type.
+void UpdateOnDevice(const std::vector<MainParam>& params, int index, const ParamGroup& group,
+                    const kernels::AdamScalars& s, const kernels::GradFactors& f) {
+  std::vector<at::Tensor> mains, grads, m, v, models, copied;
+  for (const MainParam& p : params) {
+    if (p.group != index) continue;
+    if (p.is_copy) {
+      models.push_back(p.parameter->data);
+      copied.push_back(p.main);
+    }
+    if (p.parameter->main_grad.scalar_type() != p.main.scalar_type()) {
+      UpdateOneOnDevice(p, s, f);
+      continue;
+    }
+    mains.push_back(p.main);
+    grads.push_back(p.parameter->main_grad);
+    m.push_back(p.states[0]);
+    v.push_back(p.states[1]);
+  }
+  if (!mains.empty()) {
+    const auto options = at::TensorOptions().dtype(at::kFloat).device(mains[0].device());
+    const std::vector<at::Tensor> steps(mains.size(),
+                                        at::full({}, static_cast<double>(group.step), options));
+    // Gradients are divided by grad_scale, in place; nobody reads them after this.
+    std::optional<at::Tensor> grad_scale;
+    if (f.unscale * f.clip != 1.0) grad_scale = at::full({}, 1.0 / (f.unscale * f.clip), options);
+    at::_fused_adamw_(mains, grads, m, v, /*max_exp_avg_sqs=*/{}, steps, s.lr, s.beta1, s.beta2,
+                      s.weight_decay, s.eps, /*amsgrad=*/false, /*maximize=*/false, grad_scale);
+  }
+  if (!models.empty()) at::_foreach_copy_(models, copied);
 }
 
 }  // namespace
@@ -47,8 +85,7 @@ void Adam::Update(const std::vector<MainParam>& params, int index, const ParamGr
       .inverse_c2 = 1.0 / (1.0 - std::pow(options_.beta2, step)),
   };
   if (!params.empty() && !params[0].main.is_cpu()) {
-    for (const MainParam& p : params)
-      if (p.group == index) UpdateOnDevice(p, scalars, factors);
+    UpdateOnDevice(params, index, group, scalars, factors);
     return;
   }
   ForEachPiece(params, index, [&](const MainParam& param, int64_t begin, int64_t count) {

@@ -34,6 +34,27 @@ absl::Status Reduce(const GradStatsGroups& groups, at::Device device, Sums& sums
   return absl::OkStatus();
 }
 
+// Sum of squares of each unscaled gradient.
+std::vector<double> GradSquares(const std::vector<ParameterPtr>& params, double unscale) {
+  std::vector<double> squares(params.size(), 0.0);
+  std::vector<size_t> unknown;
+  std::vector<at::Tensor> grads;
+  for (size_t i = 0; i < params.size(); ++i) {
+    const Parameter& p = *params[i];
+    MUSTER_CHECK_MSG(p.main_grad.defined() && !p.main_grad_is_zero,
+                     "gradients are final only after FinalizeModelGrads");
+    if (p.main_grad_squares.has_value() && unscale == 1.0) {
+      squares[i] = *p.main_grad_squares;
+      continue;
+    }
+    unknown.push_back(i);
+    grads.push_back(p.main_grad);
+  }
+  const std::vector<double> sums = SumsOfSquares(grads, unscale);
+  for (size_t i = 0; i < unknown.size(); ++i) squares[unknown[i]] = sums[i];
+  return squares;
+}
+
 at::Device DeviceOf(const std::vector<ParameterPtr>& params) {
   return params.empty() ? at::Device(at::kCPU) : params[0]->data.device();
 }
@@ -57,12 +78,10 @@ bool CountsInNorm(const Parameter& parameter, const GradStatsGroups& groups) {
 absl::StatusOr<GradStats> ComputeGradStats(const std::vector<ParameterPtr>& params, double unscale,
                                            const GradStatsGroups& groups) {
   Sums sums;
-  for (const ParameterPtr& p : params) {
-    MUSTER_CHECK_MSG(p->main_grad.defined() && !p->main_grad_is_zero,
-                     "gradients are final only after FinalizeModelGrads");
-    const double squares = p->main_grad_squares && unscale == 1.0
-                               ? *p->main_grad_squares
-                               : SumOfSquares(p->main_grad, unscale);
+  const std::vector<double> squares_of = GradSquares(params, unscale);
+  for (size_t i = 0; i < params.size(); ++i) {
+    const ParameterPtr& p = params[i];
+    const double squares = squares_of[i];
     const int kind = p->allreduce ? 0 : 1;
     // In fp64 the squares of finite fp32 values cannot overflow.
     if (!std::isfinite(squares)) sums.non_finite[kind] += 1;
@@ -94,9 +113,10 @@ absl::StatusOr<double> ComputeNorm(const std::vector<ParameterPtr>& params,
                                    const std::vector<at::Tensor>& values,
                                    const GradStatsGroups& groups) {
   Sums sums;
+  const std::vector<double> squares = SumsOfSquares(values);
   for (size_t i = 0; i < params.size(); ++i) {
     if (!CountsInNorm(*params[i], groups)) continue;
-    sums.values[params[i]->allreduce ? 0 : 1] += SumOfSquares(values[i]);
+    sums.values[params[i]->allreduce ? 0 : 1] += squares[i];
   }
   RETURN_IF_ERROR(Annotate(Reduce(groups, DeviceOf(params), sums), "parameter norm"));
   return std::sqrt(sums.values[0] + sums.values[1]);

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/scalar_tensor.h>
 
 #include "absl/strings/str_cat.h"
 #include "worker/parallel/flat_ops.h"
@@ -11,13 +12,25 @@
 namespace muster {
 namespace {
 
-double SumOfFinalGradients(const GradBucket& bucket) {
+// Scales the bucket; its norm before that.
+at::Tensor ScaleAndNorm(const GradBucket& bucket, double scale, bool is_final) {
+  at::Tensor data = bucket.data;
+  if (!data.is_cpu()) {
+    const at::Tensor norm = NormOf(data);
+    if (scale != 1.0) data.mul_(scale);
+    return norm;
+  }
   double sum = 0;
+  if (!is_final) {
+    sum = ScaleAndSumOfSquares(data, scale);
+    return at::scalar_tensor(std::sqrt(sum), at::TensorOptions().dtype(at::kDouble));
+  }
+  // Without peers these gradients are final: the optimizer's norm needs the same sums.
   for (const ParameterPtr& p : bucket.params) {
     p->main_grad_squares = SumOfSquares(p->main_grad);
     sum += *p->main_grad_squares;
   }
-  return sum;
+  return at::scalar_tensor(std::sqrt(sum), at::TensorOptions().dtype(at::kDouble));
 }
 
 }  // namespace
@@ -52,11 +65,9 @@ absl::Status BucketGroup::StartGradSync() {
     FillUntouched(*bucket);
     at::Tensor data = bucket->data;
     if (options_.check_norms) {
-      // Without peers these gradients are final: the optimizer's norm needs the same sums.
       const bool is_final = group_.size() == 1 && options_.scale_before == 1.0;
-      const double sum = is_final ? SumOfFinalGradients(*bucket)
-                                  : ScaleAndSumOfSquares(data, options_.scale_before);
-      norms_.push_back({bucket->index, bucket->params[0]->name, std::sqrt(sum)});
+      norms_.push_back({bucket->index, bucket->params[0]->name,
+                        ScaleAndNorm(*bucket, options_.scale_before, is_final)});
     } else if (options_.scale_before != 1.0) {
       data.mul_(options_.scale_before);
     }

@@ -28,6 +28,13 @@ struct BucketNorm {
   std::string first_param;  // to find the place in the model
   double norm = 0;          // L2
 };
+// The same as it is computed: a scalar fp64 tensor, so that a GPU is not waited for in
+// mid-backward.
+struct PendingNorm {
+  int bucket = 0;
+  std::string first_param;
+  at::Tensor norm;
+};
 
 class BucketGroup {
  public:
@@ -53,7 +60,7 @@ class BucketGroup {
 
   void set_is_last_microbatch(bool value) { is_last_microbatch_ = value; }
   // Of this step; empty before the reduction started or with check_norms off.
-  const std::vector<BucketNorm>& norms() const { return norms_; }
+  const std::vector<PendingNorm>& norms() const { return norms_; }
   const std::vector<const GradBucket*>& buckets() const { return buckets_; }
 
  private:
@@ -70,7 +77,7 @@ class BucketGroup {
   bool finished_ = false;
   Counts counts_, golden_counts_;
   std::vector<WorkPtr> works_;  // not empty: started, not yet waited for
-  std::vector<BucketNorm> norms_;
+  std::vector<PendingNorm> norms_;
 };
 
 }  // namespace muster

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/stack.h>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
@@ -190,11 +191,20 @@ std::vector<const GradBuffer*> DistributedDataParallel::buffers(int chunk) const
 
 std::vector<ChunkBucketNorm> DistributedDataParallel::bucket_norms() const {
   std::vector<ChunkBucketNorm> norms;
+  std::vector<at::Tensor> pending;
   for (int c = 0; c < num_chunks(); ++c) {
     for (const auto& group : chunks_[c].groups) {
       const bool is_expert = !group->buckets()[0]->params[0]->allreduce;
-      for (const BucketNorm& norm : group->norms()) norms.push_back({c, is_expert, norm});
+      for (const PendingNorm& norm : group->norms()) {
+        norms.push_back({c, is_expert, {norm.bucket, norm.first_param}});
+        pending.push_back(norm.norm);
+      }
     }
+  }
+  if (pending.empty()) return norms;
+  const at::Tensor read = at::stack(pending).cpu();  // one look at the device for all of them
+  for (size_t i = 0; i < norms.size(); ++i) {
+    norms[i].bucket.norm = read.const_data_ptr<double>()[i];
   }
   return norms;
 }

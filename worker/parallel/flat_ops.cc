@@ -1,14 +1,19 @@
 #include "worker/parallel/flat_ops.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <vector>
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/count_nonzero.h>
+#include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mul.h>
+#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/square.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
 
 #include "common/base/check.h"
@@ -47,6 +52,28 @@ double SumOfSquares(const at::Tensor& x, double scale) {
           return kernels::SumOfSquares(data + begin, count, scale);
         });
       });
+}
+
+std::vector<double> SumsOfSquares(const std::vector<at::Tensor>& xs, double scale) {
+  std::vector<double> sums(xs.size(), 0.0);
+  const bool on_device = !xs.empty() && !xs[0].is_cpu();
+  if (!on_device) {
+    for (size_t i = 0; i < xs.size(); ++i) sums[i] = SumOfSquares(xs[i], scale);
+    return sums;
+  }
+  const at::Tensor norms = at::stack(at::_foreach_norm(xs)).to(at::kDouble).mul_(scale).cpu();
+  for (size_t i = 0; i < xs.size(); ++i) {
+    const double norm = norms.const_data_ptr<double>()[i];
+    sums[i] = norm * norm;
+  }
+  return sums;
+}
+
+at::Tensor NormOf(const at::Tensor& x) {
+  if (x.is_cpu()) {
+    return at::scalar_tensor(std::sqrt(SumOfSquares(x)), at::TensorOptions().dtype(at::kDouble));
+  }
+  return at::linalg_vector_norm(x).to(at::kDouble);
 }
 
 double ScaleAndSumOfSquares(at::Tensor x, double scale) {

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "worker/comm/nccl_communicator.h"
+#include "worker/cuda/row_ops.h"
 #include "worker/train/gloo_world.h"
 #include "worker/train/trainer_backends.h"
 
@@ -41,6 +42,7 @@ absl::StatusOr<std::string> MakeUniqueId(const std::string& backend,
 absl::StatusOr<CommunicatorPtr> FormWorldOnBackend(const FormWorldOptions& options) {
   if (options.backend != "nccl") return FormGlooWorldOf(options);
   ASSIGN_OR_RETURN(const int device, UseDevice(options.assignment.device));
+  UseCudaRowOps();
   return FormNcclWorld({.name = "world",
                         .rank = options.assignment.rank,
                         .size = options.assignment.world_size,
