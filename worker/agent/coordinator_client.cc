@@ -251,6 +251,12 @@ class CoordinatorClient::Impl {
     const std::string problem(status.message());
     if (problem == last_problem_ || ending()) return;
     last_problem_ = problem;
+    if (status.code() == absl::StatusCode::kAlreadyExists) {
+      MUSTER_LOG(kWarning) << "the coordinator at " << address_
+                           << " refuses this agent: " << problem
+                           << "; asking again until they are free";
+      return;
+    }
     MUSTER_LOG(kWarning) << "no stream to the coordinator at " << address_ << ": " << problem
                          << "; trying again until it answers";
   }

@@ -144,6 +144,9 @@ class SharedFolderCheck::Impl : public std::enable_shared_from_this<Impl> {
     while (!reply_ && !ending_) changed_.Wait(&mu_);
     if (!reply_) return absl::CancelledError("ending");
     if (reply_->ok) return *reply_;
+    if (reply_->error_code == static_cast<int>(absl::StatusCode::kAborted)) {
+      return absl::CancelledError(reply_->error);
+    }
     return absl::FailedPreconditionError(
         absl::StrCat("checkpoint.save=", options_.folder, " on node ", options_.node,
                      ": could not compare it with rank 0's folder: ", reply_->error));

@@ -226,12 +226,12 @@ class TrainerSet::Impl {
   }
 
   void NoteFolder(const std::string& job_id, absl::Status result) {
-    if (!result.ok()) {
+    if (!result.ok() && !absl::IsCancelled(result)) {
       MUSTER_LOG(kError) << result.message() << " job=" << job_id;
     }
     MutexLock lock(&mu_);
     const auto found = folders_.find(job_id);
-    if (found == folders_.end()) return;
+    if (found == folders_.end() || found->second.result) return;
     found->second.result = std::move(result);
     for (StartTrainerAction& held : found->second.held) starts_.push_back(std::move(held));
     found->second.held.clear();
@@ -244,7 +244,11 @@ class TrainerSet::Impl {
     const auto found = folders_.find(job_id);
     if (found == folders_.end()) return;
     Folder& folder = found->second;
-    if (folder.check == nullptr || !folder.result) return;
+    if (folder.check == nullptr) return;
+    if (!folder.result) {
+      if (!now || !folder.held.empty()) return;  // somebody still waits for it
+      folder.result = absl::CancelledError("the attempt is over");
+    }
     if (!folder.end_at) folder.end_at = clock_.Steady() + kMarkLife;
     if (!now && clock_.Steady() < *folder.end_at) return;
     over_.push_back(std::move(folder.check));

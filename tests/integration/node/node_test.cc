@@ -152,7 +152,8 @@ TEST_F(NodeTest, TwoAgentsThatClaimOneDeviceTakeTurns) {
   Process& first = StartAgent("node", 1);
   ASSERT_TRUE(cluster_.WaitForWorkers(1));
   Process& second = StartAgent("node", 1, {"--state-dir", cluster_.folder() / "second"});
-  EXPECT_TRUE(Eventually([&] { return absl::StrContains(second.Stderr(), "node"); }));
+  EXPECT_TRUE(Eventually([&] { return absl::StrContains(second.Stderr(), "refuses this agent"); }))
+      << second.Stderr();
   EXPECT_TRUE(cluster_.WaitForWorkers(1)) << "the first keeps it";
   first.Signal(SIGTERM);
   EXPECT_EQ(first.Wait(), 0);
