@@ -103,6 +103,7 @@ void AddWait(const v1::JobStatus& job, const StatusTextOptions& options, Page* p
           MissingLines(wait.missing(), options.verbose ? std::string::npos : kMaxMissing));
     }
   }
+  if (job.ended() && !options.verbose) return;  // they are of no use any more
   std::vector<std::string> limits;
   for (const v1::PhaseLimit& limit : job.phase_limits()) {
     limits.push_back(absl::StrCat(
