@@ -102,6 +102,9 @@ std::string BashScript(const std::vector<Command>& commands) {
                     ")\n      words=", Quoted(absl::StrJoin(names, " ")),
                     " files=", BashFiles(KindOf(command.arguments)), "\n");
     if (command.name == "completion") absl::StrAppend(&script, "      words+=' bash zsh fish'\n");
+    if (command.name == "man") {
+      absl::StrAppend(&script, "      words+=", Quoted(" " + absl::StrJoin(first, " ")), "\n");
+    }
     if (!values.empty()) {
       absl::StrAppend(&script, "      case \"$prev\" in\n", values, "      esac\n");
     }
@@ -166,8 +169,9 @@ std::string ZshScript(const std::vector<Command>& commands) {
       }
     }
     if (command.max_arguments > 0) {
-      const std::string action =
-          command.name == "completion" ? "(bash zsh fish)" : ZshAction(KindOf(command.arguments));
+      const std::string action = command.name == "completion" ? "(bash zsh fish)"
+                                 : command.name == "man"      ? "{_describe command commands}"
+                                                         : ZshAction(KindOf(command.arguments));
       absl::StrAppend(&script, " \\\n        ",
                       Quoted(absl::StrCat("*:", ZshText(command.arguments), ":", action)));
     }
@@ -197,7 +201,9 @@ std::string FishFiles(Kind kind) {
 std::string FishScript(const std::vector<Command>& commands) {
   std::string script =
       "# Completion of muster for fish: muster completion fish | source\ncomplete -c muster -f\n";
+  std::vector<std::string> first;
   for (const auto& [word, help] : FirstWords(commands)) {
+    first.push_back(word);
     absl::StrAppend(&script, "complete -c muster -n __fish_use_subcommand -a ", word, " -d ",
                     Quoted(help), "\n");
   }
@@ -221,6 +227,9 @@ std::string FishScript(const std::vector<Command>& commands) {
       absl::StrAppend(&script, " -d ", Quoted(option.help), "\n");
     }
     if (command.name == "completion") absl::StrAppend(&script, line, " -a 'bash zsh fish'\n");
+    if (command.name == "man") {
+      absl::StrAppend(&script, line, " -a ", Quoted(absl::StrJoin(first, " ")), "\n");
+    }
     if (KindOf(command.arguments) != Kind::kOther) {
       absl::StrAppend(&script, line, FishFiles(KindOf(command.arguments)), "\n");
     }

@@ -54,8 +54,7 @@ Command EventsCommand() {
           .help = "what happened to a job, in order",
           .details =
               "Prints time, kind, rank and worker (where one is concerned) and text of every event "
-              "that the coordinator holds of the job, oldest first. The last failure's first cause "
-              "is the first event of its epoch that tells of one.",
+              "that the coordinator holds of the job, oldest first.",
           .min_arguments = 1,
           .max_arguments = 1,
           .options = {FollowOption(), TailOption(), JsonLinesOption(), CoordinatorOption(),

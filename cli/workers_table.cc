@@ -60,8 +60,8 @@ std::string CompressNames(std::vector<std::string> names, size_t most) {
   }
   std::vector<std::string> parts;
   for (const auto& [key, numbers] : series) {
-    const auto text = [&key](int64_t number) {
-      return absl::StrFormat("%0*d", static_cast<int>(key.second), number);
+    const auto text = [width = static_cast<int>(key.second)](int64_t number) {
+      return absl::StrFormat("%0*d", width, number);
     };
     for (auto first = numbers.begin(); first != numbers.end();) {
       auto last = first;

@@ -76,6 +76,8 @@ TEST_F(CompletionTest, BashOffersCommandsOptionsAndFiles) {
   EXPECT_THAT(Bash({"muster", "status", "sp"}), ElementsAre()) << "a job is no file";
   EXPECT_THAT(Bash({"muster", "ckpt", "verify", "--js"}), ElementsAre("--json"));
   EXPECT_THAT(Bash({"muster", "completion", "z"}), ElementsAre("zsh"));
+  EXPECT_THAT(Bash({"muster", "man", "res"}), ElementsAre("restart"));
+  EXPECT_THAT(Bash({"muster", "restart", "job-1", "--w"}), ElementsAre("--watch"));
   EXPECT_THAT(Bash({"muster", "no-such", ""}), ElementsAre());
 }
 
