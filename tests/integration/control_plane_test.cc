@@ -95,7 +95,8 @@ TEST_F(ControlPlaneTest, KilledAgentFailsTheJobAndItsTrainersEnd) {
   Process& first = cluster_.StartAgent("first", 1);
   cluster_.StartAgent("second", 1);
   ASSERT_TRUE(cluster_.WaitForWorkers(2));
-  const std::string job = cluster_.Submit(FakeSpec(2, 100'000));
+  // Without its peer a real trainer would commit no step.
+  const std::string job = cluster_.Submit(FakeSpec(2, 100'000, {{"FAKE_PROGRESS", "0"}}));
   ASSERT_TRUE(cluster_.WaitForIteration(job, 3)) << cluster_.last_error;
   first.Signal(SIGKILL);
   const json status = cluster_.WaitForEnd(job);

@@ -3,6 +3,8 @@
 // (resources.env of the spec) says:
 //   FAKE_STEP_MS        length of a step
 //   FAKE_CRASH_RANK, FAKE_CRASH_STEP   this rank kills itself at this step with SIGSEGV
+//   FAKE_PROGRESS=0                    does not say how far it is. It steps on without its peers;
+//                                      a real one whose peer is gone would not
 //   FAKE_IGNORE_SHUTDOWN               stays when told to leave (until it is killed)
 #include <poll.h>
 #include <signal.h>
@@ -95,6 +97,7 @@ class FakeTrainer {
     const JobSpec spec = ParseJobSpec(assign_->spec_json).spec;
     const int64_t epoch = assign_->epoch, last = spec.training.train_iters.value_or(10);
     const int step_ms = FromEnvironment("FAKE_STEP_MS", 5);
+    const bool says_progress = FromEnvironment("FAKE_PROGRESS", 1) != 0;
     Send(PhaseMessage{.epoch = epoch, .phase = "training"});
     std::string reason = "trained all iterations";
     for (int64_t step = 1; step <= last && !aborted_ && !leaving_; ++step) {
@@ -115,7 +118,7 @@ class FakeTrainer {
                          .tokens_per_s = 1000});
       }
       // As the real one: by every rank, at most every 200 ms.
-      if (step % (200 / std::max(step_ms, 1) + 1) == 0) {
+      if (says_progress && step % (200 / std::max(step_ms, 1) + 1) == 0) {
         Send(ProgressMessage{.epoch = epoch, .iteration = step});
       }
       if (Obey(epoch, step, &reason)) break;
