@@ -21,6 +21,17 @@ bool IsFinalWord(const ReportBody& body) {
          std::holds_alternative<ExitedReport>(body);
 }
 
+// The report is of the trainer that the worker has now.
+bool Holds(const Worker& worker, const TrainerReport& report) {
+  if (!worker.assignment.has_value() || worker.assignment->rank < 0) return false;
+  AssignmentRef from = report.assignment;
+  // An agent that was told to stop what it was never told to launch does not know the rank.
+  const auto* exited = std::get_if<ExitedReport>(&report.body);
+  const bool never_ran = exited != nullptr && !exited->launch_error.empty();
+  if (never_ran) from.rank = worker.assignment->rank;
+  return from == *worker.assignment;
+}
+
 }  // namespace
 
 Coordinator::Coordinator(const CoordinatorOptions& options)
@@ -121,18 +132,19 @@ absl::Status Coordinator::On(const ReportBatch& event, absl::Time now, Outcome* 
       const AssignmentRef& from = report.assignment;
       const Worker* worker = membership_.FindWorker(from.worker);
       JobMachine* job = MutableJob(from.job_id);
-      if (worker == nullptr || worker->incarnation != incarnation || worker->assignment != from ||
-          job == nullptr || from.rank < 0) {
+      if (worker == nullptr || worker->incarnation != incarnation || job == nullptr ||
+          !Holds(*worker, report)) {
         ++num_stale_reports_;
         continue;
       }
+      const int rank = worker->assignment->rank;
       if (const auto* step = std::get_if<StepMessage>(&report.body)) {
         membership_.NoteProgress(from.job_id, from.epoch, step->iteration, now);
       }
       if (IsFinalWord(report.body)) decided_ = true;
       JobEffects effects;
-      job->OnReport(from.rank, report.body, now, &effects);
-      membership_.SetPhase(from.worker, job->ranks()[from.rank].phase);
+      job->OnReport(rank, report.body, now, &effects);
+      membership_.SetPhase(from.worker, job->ranks()[rank].phase);
       changed_.insert(from.job_id);
       Apply(*job, effects, &out->actions);
     }
@@ -305,13 +317,16 @@ SignsOfLife Coordinator::Signs() const {
 
 JobSilence Coordinator::SilenceOf(const std::string& job_id) const {
   const JobMachine* job = FindJob(job_id);
-  if (job == nullptr || !IsActive(job->state()) || job->aborted()) return {.trains = false};
+  if (job == nullptr || !IsActive(job->state())) return {.trains = false};
+  // Ranks have seen another one fail, and its cause is sought: a silent agent is it, most likely,
+  // and must be found out within the symptom window.
+  if (job->aborted()) return {.trains = true, .patience = absl::ZeroDuration()};
   const std::optional<WaitPhase> phase = job->wait_phase();
-  if (!phase.has_value()) return {.trains = false};
-  // While it starts there are no steps that could tell of life.
-  const absl::Duration limit = *phase < WaitPhase::kStep ? options_.membership.silence_limit
-                                                         : job->phase_limits().Limit(*phase);
-  return {.trains = true, .patience = limit};
+  // While it starts, and when it is done, no steps can tell of life.
+  const bool steps = phase.has_value() && *phase >= WaitPhase::kStep && !job->some_are_done();
+  return {
+      .trains = true,
+      .patience = steps ? job->phase_limits().Limit(*phase) : options_.membership.silence_limit};
 }
 
 void Coordinator::EndSettling(absl::Time now) {

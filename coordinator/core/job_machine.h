@@ -193,6 +193,8 @@ class JobMachine {
   // What it waits for at this moment; nullopt: for nothing.
   std::optional<JobWait> Wait(const SignsOfLife& signs = {}) const;
   std::optional<WaitPhase> wait_phase() const { return clock_.phase(); }
+  // Some rank has said that it is done: the others may be, too, and make no more steps.
+  bool some_are_done() const { return NumIn(RankStage::kDone) > 0; }
   const PhaseLimits& phase_limits() const { return clock_.limits(); }
   // The newest step of this epoch that is known to be committed, by a report or a heartbeat.
   int64_t committed() const { return committed_; }

@@ -90,6 +90,18 @@ class CoordinatorTest : public testing::Test {
   std::set<StreamId> beating_;
 };
 
+TEST_F(CoordinatorTest, AnEndIsTakenWithoutARankFromAnAgentThatNeverSawTheLaunch) {
+  Join(1, 2);
+  const std::string job = Submit();
+  ASSERT_TRUE(Handle(CancelJob{.job_id = job, .mode = CancelMode::kKill}).status.ok());
+  // All that the agent's core knows by then is the order to stop, which names no rank.
+  for (int slot = 0; slot < 2; ++slot) {
+    const AssignmentRef from{absl::StrCat("n1/", slot), job, 1, 0};
+    ASSERT_TRUE(Report(1, 1 + slot, from, ExitedReport{.launch_error = "never came"}).ok());
+  }
+  EXPECT_TRUE(Job(job).released());
+}
+
 TEST_F(CoordinatorTest, AJobRunsFromSubmitToCompleted) {
   Join(1);
   const std::string job = Submit();
