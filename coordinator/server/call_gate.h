@@ -40,6 +40,8 @@ class CallGate {
   // For an event without an answer (the end of a wait): no turn, no call.
   void PostAside(Event event) { (void)engine_->Post(std::move(event), nullptr); }
 
+  // For what only the callbacks of Read and Watch may ask of it.
+  Engine* engine() const { return engine_; }
   const RpcStats& stats() const { return stats_; }
   int calls();
   int queued();

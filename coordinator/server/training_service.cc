@@ -1,8 +1,11 @@
 #include "coordinator/server/training_service.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "common/base/status.h"
 #include "common/rpc/convert.h"
+#include "coordinator/core/ledger_rows.h"
 #include "coordinator/server/job_convert.h"
 #include "coordinator/server/watch.h"
 
@@ -22,16 +25,37 @@ grpc::ServerUnaryReactor* RequestOf(CallGate* gate, const std::shared_ptr<UnaryC
   return call.get();
 }
 
-// One page of a ring: entries from `since` on, and where the next page starts.
-template <typename T, typename Response, typename Add>
-void FillPage(const Ring<T>& ring, int64_t since, size_t limit, const JobMachine& job,
-              Response* response, Add add) {
-  response->set_next(std::max(since, ring.next()));
-  const auto page = ring.Since(since, limit);
-  for (const auto* entry : page) add(*entry);
-  if (page.size() == limit) response->set_next(page.back()->index + 1);
+// A step that was done again since: the newer record is in memory.
+bool IsReplaced(const Ring<StepRecord>& newer, const StepRecord& record) {
+  return !newer.empty() && record.step.iteration >= newer.entries().front().value.step.iteration;
+}
+bool IsReplaced(const Ring<JobEvent>&, const JobEvent&) { return false; }
+
+// One page of what a job has done: entries from `since` on, and where the next page starts. What is
+// not in memory any more comes from the journal's ledger.
+template <typename T, typename Response, typename OfRow, typename Add>
+absl::Status FillPage(Engine* engine, const JobMachine& job, LedgerKind kind, const Ring<T>& ring,
+                      int64_t since, size_t limit, Response* response, OfRow of_row, Add add) {
   response->set_job_ended(job.released());
   response->set_oldest(ring.oldest());
+  size_t taken = 0;
+  if (since < ring.oldest()) {
+    ASSIGN_OR_RETURN(const std::vector<LedgerRow> rows,
+                     engine->ReadLedger(job, kind, since, static_cast<int64_t>(limit)));
+    for (const LedgerRow& row : rows) {
+      if (row.index >= ring.oldest()) break;
+      ASSIGN_OR_RETURN(const auto entry, of_row(row));
+      if (taken++ == 0) response->set_oldest(row.index);
+      response->set_next(row.index + 1);
+      if (!IsReplaced(ring, entry.value)) add(entry);
+    }
+  }
+  if (taken == limit) return absl::OkStatus();
+  const auto page = ring.Since(since, limit - taken);
+  for (const auto* entry : page) add(*entry);
+  response->set_next(page.size() + taken == limit ? page.back()->index + 1
+                                                  : std::max(since, ring.next()));
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -68,10 +92,10 @@ grpc::ServerUnaryReactor* TrainingServiceImpl::GetMetrics(grpc::CallbackServerCo
       [since](const JobMachine& job) {
         return job.released() || !job.history().steps().Since(since, 1).empty();
       },
-      [since, limit, response](const JobMachine& job) {
-        FillPage(job.history().steps(), since, limit, job, response,
-                 [&](const auto& entry) { *response->add_records() = ToProto(entry); });
-        return absl::OkStatus();
+      [this, since, limit, response](const JobMachine& job) {
+        return FillPage(gate_->engine(), job, LedgerKind::kStep, job.history().steps(), since,
+                        limit, response, StepOfRow,
+                        [&](const auto& entry) { *response->add_records() = ToProto(entry); });
       });
   return call.get();
 }
@@ -88,10 +112,10 @@ grpc::ServerUnaryReactor* TrainingServiceImpl::GetEvents(grpc::CallbackServerCon
       [since](const JobMachine& job) {
         return job.released() || !job.history().events().Since(since, 1).empty();
       },
-      [since, limit, response](const JobMachine& job) {
-        FillPage(job.history().events(), since, limit, job, response,
-                 [&](const auto& entry) { *response->add_events() = ToProto(entry); });
-        return absl::OkStatus();
+      [this, since, limit, response](const JobMachine& job) {
+        return FillPage(gate_->engine(), job, LedgerKind::kEvent, job.history().events(), since,
+                        limit, response, EventOfRow,
+                        [&](const auto& entry) { *response->add_events() = ToProto(entry); });
       });
   return call.get();
 }

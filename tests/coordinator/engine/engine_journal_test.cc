@@ -6,6 +6,7 @@
 #include <atomic>
 #include <future>
 
+#include "coordinator/core/ledger_rows.h"
 #include "coordinator/engine/engine.h"
 #include "tests/coordinator/core/test_spec.h"
 #include "tests/support/memory_journal.h"
@@ -274,6 +275,15 @@ TEST_F(EngineJournalTest, TheLedgerIsReadBeyondWhatIsInMemory) {
     ASSERT_EQ(rows->size(), 4u);
     EXPECT_EQ(rows->front().index, 2);
     EXPECT_EQ(rows->back().index, 5);
+    const auto step = StepOfRow(rows->front());
+    ASSERT_TRUE(step.ok()) << step.status();
+    EXPECT_EQ(step->index, 2);
+    EXPECT_EQ(step->value.step.iteration, 2);
+    EXPECT_EQ(step->value.step.epoch, 1);
+    EXPECT_FALSE(StepOfRow({1, LedgerKind::kStep, 1, "{"}).ok());
+    const auto events = engine_->ReadLedger(machine, LedgerKind::kEvent, 1, 1);
+    ASSERT_TRUE(events.ok());
+    EXPECT_EQ(EventOfRow(events->front())->value.kind, "submitted");
   });
 }
 
