@@ -4,6 +4,7 @@
 #include <map>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
@@ -17,7 +18,7 @@ namespace {
 
 constexpr int kLabel = 17;  // columns
 // What one screen has room for.
-constexpr size_t kMaxMissing = 4, kMaxLogLines = 6, kMaxResults = 2, kMaxTextLines = 3;
+constexpr size_t kMaxMissing = 5, kMaxLogLines = 6, kMaxTextLines = 2;
 
 std::string Seconds(const google::protobuf::Duration& duration) {
   return FormatSeconds(absl::ToDoubleSeconds(FromProto(duration)));
@@ -47,6 +48,14 @@ class Page {
     const size_t hidden = options_.verbose || lines.size() <= most ? 0 : lines.size() - most;
     if (hidden > 0) Line(label, absl::StrCat(hidden, " before these (--verbose)"));
     for (size_t i = hidden; i < lines.size(); ++i) Line(i == 0 ? label : "", lines[i]);
+  }
+  // The newest one of `results`, whole, and how many came before; all of them if verbose.
+  void AddResults(absl::string_view label, const std::vector<std::string>& results) {
+    if (options_.verbose || results.size() <= 1) {
+      AddNewest(label, results, 1);
+    } else {
+      Line(label, absl::StrCat(results.back(), " (", results.size() - 1, " before)"));
+    }
   }
   // Below what was added last, with more room.
   void AddBelow(const std::vector<std::string>& lines) {
@@ -106,11 +115,13 @@ void AddWait(const v1::JobStatus& job, const StatusTextOptions& options, Page* p
   if (job.ended() && !options.verbose) return;  // they are of no use any more
   std::vector<std::string> limits;
   for (const v1::PhaseLimit& limit : job.phase_limits()) {
-    limits.push_back(absl::StrCat(
-        limit.phase(), " ", Seconds(limit.limit()),
-        limit.has_longest()
-            ? absl::StrCat(" (longest of ", limit.samples(), ": ", Seconds(limit.longest()), ")")
-            : " (none seen yet)"));
+    std::string text = absl::StrCat(limit.phase(), " ", Seconds(limit.limit()));
+    if (options.verbose && limit.has_longest()) {
+      absl::StrAppend(&text, " (longest of ", limit.samples(), ": ", Seconds(limit.longest()), ")");
+    } else if (options.verbose) {
+      absl::StrAppend(&text, " (none seen yet)");
+    }
+    limits.push_back(std::move(text));
   }
   if (!limits.empty()) page->Add("limits", absl::StrJoin(limits, ", "));
 }
@@ -139,8 +150,8 @@ void AddTraining(const v1::JobStatus& job, Page* page) {
     checkpoints.push_back(
         absl::StrCat("iteration ", checkpoint.iteration(), ": ", checkpoint.path()));
   }
-  page->AddNewest("evaluation", evaluations, kMaxResults);
-  page->AddNewest("checkpoint", checkpoints, kMaxResults);
+  page->AddResults("evaluation", evaluations);
+  page->AddResults("checkpoint", checkpoints);
 }
 
 void AddCause(const v1::FailureCause& cause, Page* page) {
@@ -178,19 +189,27 @@ std::vector<std::string> Wrapped(absl::string_view text, int columns) {
 std::vector<std::string> MissingLines(absl::string_view missing, size_t most) {
   std::vector<std::string> lines = absl::StrSplit(missing, "; ");
   if (lines.size() <= most) return lines;
-  // "ranks 3-5 (node b, worker b/0-2): loading, last sign of life 12 s ago"
+  // What the coordinator itself has counted together: "and 4032 more ranks (64-4095)".
+  std::string rest;
+  if (absl::StartsWith(lines.back(), "and ")) {
+    rest = std::move(lines.back());
+    lines.pop_back();
+  }
+  const size_t shown = most - (rest.empty() ? 1 : 2);
+  // "ranks 3-5 (node b, workers b/0-2): loading, last sign of life 12s ago"
   std::map<std::string, int> by_phase;
-  for (size_t i = most - 1; i < lines.size(); ++i) {
+  for (size_t i = shown; i < lines.size(); ++i) {
     const std::vector<std::string> halves = absl::StrSplit(lines[i], absl::MaxSplits("): ", 1));
     const std::vector<std::string> words = absl::StrSplit(halves.back(), absl::MaxSplits(',', 1));
     ++by_phase[halves.size() == 2 ? words[0] : "others"];
   }
   std::vector<std::string> counts;
   for (const auto& [phase, count] : by_phase) counts.push_back(absl::StrCat(count, " ", phase));
-  const size_t hidden = lines.size() - (most - 1);
-  lines.resize(most - 1);
-  lines.push_back(
-      absl::StrCat("and ", hidden, " more: ", absl::StrJoin(counts, ", "), " (--verbose)"));
+  const size_t hidden = lines.size() - shown;
+  lines.resize(shown);
+  lines.push_back(absl::StrCat("and ", hidden, hidden == 1 ? " more group: " : " more groups: ",
+                               absl::StrJoin(counts, ", "), " (--verbose)"));
+  if (!rest.empty()) lines.push_back(std::move(rest));
   return lines;
 }
 

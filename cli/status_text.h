@@ -21,8 +21,9 @@ std::string StatusText(const v1::JobStatus& job, absl::string_view storage_troub
 // `text` in lines of at most `columns` characters, broken between words where there are any.
 std::vector<std::string> Wrapped(absl::string_view text, int columns);
 
-// The parts of PhaseWait.missing, one an entry. When there are more than `most`, the last one
-// counts the others by their phase: "and 508 more: 500 loading, 8 start".
+// The groups of PhaseWait.missing, one an entry. When there are more than `most` (at least 3), an
+// entry counts the others by their phase: "and 6 more groups: 5 loading, 1 starting (--verbose)";
+// what the coordinator has counted together ("and 4032 more ranks (64-4095)") stays the last.
 std::vector<std::string> MissingLines(absl::string_view missing, size_t most);
 
 }  // namespace muster

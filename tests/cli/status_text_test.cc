@@ -52,6 +52,10 @@ v1::JobStatus LargeJob() {
   job.set_train_iters(100'000);
   job.set_progress(absl::StrCat("ranks 0-2047 (node ", std::string(900, 'n'), "): loading"));
   job.set_reason(absl::StrJoin(std::vector<std::string>(100, "a long reason"), ", "));
+  job.set_next_evaluation(5100);
+  job.mutable_submitted_at()->set_seconds(1'700'000'000);
+  job.mutable_started_at()->set_seconds(1'700'000'060);
+  job.mutable_last()->mutable_step()->set_lm_loss(2.5);
   std::vector<std::string> missing;
   for (int node = 0; node < 512; ++node) {
     missing.push_back(absl::StrFormat(
@@ -93,9 +97,9 @@ TEST(StatusTextTest, AJobOf4096RanksFitsAScreen) {
   EXPECT_THAT(text,
               HasSubstr("  ranks 0-7 (node n000, worker n000/0-7): loading, last sign of life "
                         "12 s ago\n"));
-  EXPECT_THAT(text, HasSubstr("and 509 more: 497 loading, 12 starting (--verbose)"));
+  EXPECT_THAT(text, HasSubstr("and 508 more groups: 496 loading, 12 starting (--verbose)"));
   EXPECT_THAT(text, HasSubstr("iteration 5000: /runs/large/iter"));
-  EXPECT_THAT(text, HasSubstr("checkpoint       48 before these (--verbose)\n"));
+  EXPECT_THAT(text, HasSubstr("iter (49 before)\n"));
 }
 
 TEST(StatusTextTest, VerboseLeavesNothingOut) {
@@ -204,6 +208,20 @@ TEST(StatusTextTest, EveryNameOfJsonIsDocumented) {
   for (const std::string& name : names) {
     EXPECT_THAT(page, HasSubstr(absl::StrCat("`", name, "`")));
   }
+}
+
+TEST(StatusTextTest, GroupsOfThoseMissingAreCounted) {
+  EXPECT_THAT(MissingLines("rank 1 (node a): loading, x; rank 2 (node b): loading, y", 3),
+              ElementsAre("rank 1 (node a): loading, x", "rank 2 (node b): loading, y"));
+  // As the coordinator says it of very many.
+  const std::string missing =
+      "ranks 0-7 (node a): loading, x; ranks 8-15 (node b): loading, x; ranks 16-23 (node c): "
+      "starting, x; ranks 24-31 (node d): loading, x; and 4064 more ranks (32-4095)";
+  EXPECT_THAT(MissingLines(missing, 5).size(), 5u);
+  EXPECT_THAT(MissingLines(missing, 4),
+              ElementsAre("ranks 0-7 (node a): loading, x", "ranks 8-15 (node b): loading, x",
+                          "and 2 more groups: 1 loading, 1 starting (--verbose)",
+                          "and 4064 more ranks (32-4095)"));
 }
 
 TEST(StatusTextTest, WrapsBetweenWords) {
