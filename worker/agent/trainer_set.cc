@@ -2,6 +2,7 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <deque>
 #include <filesystem>
 #include <optional>
@@ -102,11 +103,13 @@ class TrainerSet::Impl {
     }
     // If it waits for its folder's check, it waits no longer.
     for (auto& [job_id, folder] : folders_) {
-      std::erase_if(folder.held, [&](StartTrainerAction& held) {
-        if (held.worker != worker || held.run != run) return false;
-        starts_.push_back(std::move(held));
-        return true;
-      });
+      const auto is_it = [&](const StartTrainerAction& held) {
+        return held.worker == worker && held.run == run;
+      };
+      const auto found = std::find_if(folder.held.begin(), folder.held.end(), is_it);
+      if (found == folder.held.end()) continue;
+      starts_.push_back(std::move(*found));
+      folder.held.erase(found);
     }
     changed_.NotifyAll();
   }
