@@ -7,10 +7,11 @@ set -euo pipefail
 format() { need_tools; .ci/fmt.sh --check; }
 layers() { python3 .ci/layers.py; }
 deploy_files() {
-  shellcheck -x dev .ci/*.sh .ci/run
+  shellcheck -x dev .ci/*.sh .ci/run cmake/*.sh
   [ ! -d deploy/slurm ] || shellcheck deploy/slurm/*.sbatch
   [ ! -d deploy/systemd ] || .ci/systemd.sh
 }
+metrics() { .ci/metrics.sh; }
 cuda() { configure cuda; build all; configure dev; }
 # AddressSanitizer over the pure layers, readers, RPC, and one run of the trainer.
 asan() {
@@ -31,6 +32,7 @@ tidy() { need_tools; configure dev; cmake --build build --target muster_proto >/
 phase format format
 phase layers layers
 phase deploy deploy_files
+phase metrics metrics
 phase cuda cuda
 phase asan asan
 phase tsan tsan

@@ -18,7 +18,7 @@ PACKAGES=(
   bible-kjv bible-kjv-text strace
 )
 # What only `./dev ci`, `fmt` and `tidy` use.
-CHECK_PACKAGES=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev shellcheck systemd)
+CHECK_PACKAGES=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev shellcheck systemd prometheus)
 
 missing_packages() {
   local package
@@ -42,7 +42,13 @@ install_packages() {
     fail "apt-get install failed ($(grep -m1 '^E:' "$LOGS/apt.log" || tail -n1 "$LOGS/apt.log")); the whole output is in $LOGS/apt.log"
 }
 
-need_tools() { install_packages "${CHECK_PACKAGES[@]}"; }
+need_tools() {
+  local new
+  new=$(missing_packages prometheus)
+  install_packages "${CHECK_PACKAGES[@]}"
+  # Only promtool is wanted of it: where systemd runs, the package has just started a server.
+  [ -z "$new" ] || [ ! -d /run/systemd/system ] || systemctl disable --now --quiet prometheus
+}
 
 # fetch_wheel NAME==VERSION SHA256 FOLDER MEMBERS...: a wheel from the Python package index, checked and unpacked into .deps/FOLDER.
 fetch_wheel() {

@@ -34,12 +34,15 @@ usage: muster-coordinator --state-dir DIR [--listen HOST:PORT] [--http HOST:PORT
                       again, and coordinator.json, which says where it listens
   --listen HOST:PORT  for workers and the command line; port 0: any free one
                       (default 127.0.0.1:7700); beyond loopback only with --token-file
-  --http HOST:PORT    for /healthz and /metrics; port 0: any free one (default: no HTTP)
+  --http HOST:PORT    for /status, /metrics and /healthz; port 0: any free one (default: no HTTP);
+                      beyond loopback only with --token-file, which all but /healthz then ask for
   --token-file FILE   a secret of 16 to 4096 characters on one line, in a file of mode 0600 or 0400;
                       every call must bring the same (muster-worker and muster --token-file)
   --heartbeat-interval-ms N, --heartbeat-timeout-ms N
                       how often agents report, and after which silence they are lost (500, 1500)
   --disk-reserve-mb N space that is kept free for the journal's last decisions on a full disk (16)
+  --log-format text|json
+                      of log lines (default: text, or MUSTER_LOG_FORMAT)
   --lifeline-fd N     stop when this descriptor reaches its end (for muster local)
   --help              this text
 
@@ -50,18 +53,17 @@ the next coordinator that is started on the same address and state folder.
 constexpr int kUsage = 2;
 
 struct Flags {
-  std::string listen = "127.0.0.1:7700", http, state_dir, token_file, lifeline_fd;
+  std::string listen = "127.0.0.1:7700", http, state_dir, token_file, lifeline_fd, log_format;
   int heartbeat_interval_ms = 500, heartbeat_timeout_ms = 1500, disk_reserve_mb = 16;
   bool help = false;
 };
 
 absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
   Flags flags;
-  const std::map<std::string, std::string*> texts = {{"--listen", &flags.listen},
-                                                     {"--http", &flags.http},
-                                                     {"--state-dir", &flags.state_dir},
-                                                     {"--token-file", &flags.token_file},
-                                                     {"--lifeline-fd", &flags.lifeline_fd}};
+  const std::map<std::string, std::string*> texts = {
+      {"--listen", &flags.listen},           {"--http", &flags.http},
+      {"--state-dir", &flags.state_dir},     {"--token-file", &flags.token_file},
+      {"--lifeline-fd", &flags.lifeline_fd}, {"--log-format", &flags.log_format}};
   const std::map<std::string, int*> numbers = {
       {"--heartbeat-interval-ms", &flags.heartbeat_interval_ms},
       {"--heartbeat-timeout-ms", &flags.heartbeat_timeout_ms},
@@ -95,6 +97,10 @@ absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
     }
   }
   if (flags.help) return flags;
+  if (!flags.log_format.empty() && !SetLogFormatByName(flags.log_format)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--log-format=", flags.log_format, ": must be text or json"));
+  }
   if (flags.state_dir.empty()) {
     return absl::InvalidArgumentError("--state-dir DIR is missing; see --help");
   }

@@ -4,7 +4,9 @@
 #include <grpcpp/grpcpp.h>
 #include <grpcpp/health_check_service_interface.h>
 
+#include <atomic>
 #include <random>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
@@ -12,11 +14,15 @@
 #include "common/rpc/channel.h"
 #include "coordinator/server/access.h"
 #include "coordinator/server/agent_stream.h"
+#include "coordinator/server/http_pages.h"
 #include "coordinator/server/http_server.h"
 #include "coordinator/server/job_service.h"
 #include "coordinator/server/membership_service.h"
+#include "coordinator/server/metrics_text.h"
 #include "coordinator/server/port_holder.h"
+#include "coordinator/server/prometheus.h"
 #include "coordinator/server/rendezvous_service.h"
+#include "coordinator/server/timed_journal.h"
 #include "coordinator/server/training_service.h"
 
 namespace muster {
@@ -58,11 +64,11 @@ absl::StatusOr<HostPort> GrpcAddress(const ServerOptions& options) {
 
 absl::StatusOr<HostPort> HttpAddress(const ServerOptions& options) {
   ASSIGN_OR_RETURN(HostPort address, ParseHostPort(options.http));
-  if (IsLoopback(address.host)) return address;
+  if (IsLoopback(address.host) || !options.token.empty()) return address;
   return absl::FailedPreconditionError(
       absl::StrCat("http=", options.http,
-                   ": other machines could reach this address, and HTTP asks for no token; listen "
-                   "on 127.0.0.1, with a proxy that checks its callers where others must see it"));
+                   ": other machines could reach this address, so callers must bring a token: give "
+                   "--token-file FILE; or listen on 127.0.0.1"));
 }
 
 // Connections that ask for nothing must cost little, and not for ever.
@@ -81,7 +87,10 @@ struct CoordinatorServer::Impl {
   Impl(const ServerOptions& options, Clock* clock)
       : streams(options.limits, clock),
         sink(&streams, &waiting),
-        engine(options.engine, clock, &sink, options.journal),
+        journal(options.journal == nullptr
+                    ? nullptr
+                    : std::make_unique<TimedJournal>(options.journal, clock)),
+        engine(options.engine, clock, &sink, journal.get()),
         gate(options.limits, &engine, clock),
         membership(&gate, &streams,
                    options.coordinator_id.empty() ? RandomBytes(8) : options.coordinator_id),
@@ -89,13 +98,30 @@ struct CoordinatorServer::Impl {
         jobs(&gate),
         training(&gate) {
     streams.SetEngine(&engine);
-    engine.SetHeartbeatSource(
-        [this](std::vector<Heartbeat>* heartbeats) { streams.Collect(heartbeats); });
+    engine.SetHeartbeatSource([this, clock](std::vector<Heartbeat>* heartbeats) {
+      last_tick_ns = absl::ToInt64Nanoseconds(clock->Steady());
+      streams.Collect(heartbeats);
+    });
+    // On loopback all who can call are on this machine already, as for gRPC without a token.
+    const bool open = options.http.empty() || IsLoopback(ParseHostPort(options.http)->host);
+    pages = std::make_unique<HttpPages>(
+        HttpPagesOptions{
+            .token = open ? Token() : options.token,
+            .more_metrics = [this] { return RenderServerMetrics(); },
+            .tick_age =
+                [this, clock] { return clock->Steady() - absl::Nanoseconds(last_tick_ns.load()); }},
+        &engine, clock);
   }
+
+  // Of all that is not in the core.
+  std::string RenderServerMetrics();
 
   AgentStreams streams;
   WaitingCalls waiting;
   CallSink sink;
+  const std::unique_ptr<TimedJournal> journal;  // null: none
+  std::atomic<int64_t> last_tick_ns = 0;        // steady time; 0: none yet
+  std::unique_ptr<HttpPages> pages;             // outlives the engine, whose callbacks reach it
   Engine engine;
   CallGate gate;
   MembershipServiceImpl membership;
@@ -107,6 +133,36 @@ struct CoordinatorServer::Impl {
   std::string address, http_address;
   Restored restored;
 };
+
+std::string CoordinatorServer::Impl::RenderServerMetrics() {
+  std::string text = RenderProcessMetrics();
+  const auto add = [&text](const char* name, const char* type, const char* help, double value) {
+    PrometheusFamily family(name, type, help);
+    family.Add(value);
+    text += family.text();
+  };
+  add("muster_engine_queue_length", "gauge", "Events and reads that wait for the engine.",
+      static_cast<double>(engine.QueueLength()));
+  add("muster_agent_streams", "gauge", "Open streams of agents.", streams.num_open());
+  add("muster_heartbeats_total", "counter", "Heartbeats received.",
+      static_cast<double>(streams.num_heartbeats()));
+  add("muster_rpc_calls_in_progress", "gauge", "Unary calls that are not answered yet.",
+      gate.calls());
+  add("muster_rpc_calls_queued", "gauge", "Of these, those that wait for a turn of their client.",
+      gate.queued());
+  if (journal != nullptr) {
+    PrometheusFamily writes("muster_journal_write_duration_seconds", "summary",
+                            "Transactions and syncs of the journal.");
+    writes.Add({}, absl::ToDoubleSeconds(journal->total()), "_sum");
+    writes.Add({}, static_cast<double>(journal->num_writes()), "_count");
+    text += writes.text();
+    add("muster_journal_write_longest_seconds", "gauge", "Longest one since the start.",
+        absl::ToDoubleSeconds(journal->longest()));
+    add("muster_journal_write_failures_total", "counter", "Writes that failed.",
+        static_cast<double>(journal->num_failures()));
+  }
+  return text + gate.stats().RenderPrometheus();
+}
 
 CoordinatorServer::CoordinatorServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 
@@ -125,7 +181,11 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
   }
   if (!options.http.empty()) {
     ASSIGN_OR_RETURN(const HostPort http, HttpAddress(options));
-    ASSIGN_OR_RETURN(impl->http, HttpServer::Start(http, &impl->engine));
+    ASSIGN_OR_RETURN(impl->http,
+                     HttpServer::Start(http, [pages = impl->pages.get()](const HttpRequest& request,
+                                                                         HttpRespond respond) {
+                       pages->Handle(request, std::move(respond));
+                     }));
     impl->http_address = HostPort{http.host, impl->http->port()}.ToString();
   }
   grpc::EnableDefaultHealthCheckService(true);
@@ -152,6 +212,10 @@ absl::StatusOr<std::unique_ptr<CoordinatorServer>> CoordinatorServer::Start(
   listen.port = port;
   impl->address = listen.ToString();
   return std::unique_ptr<CoordinatorServer>(new CoordinatorServer(std::move(impl)));
+}
+
+absl::Status CoordinatorServer::Inspect(Engine::ReadFn read) {
+  return impl_->engine.Read(std::move(read));
 }
 
 void CoordinatorServer::Stop() {

@@ -14,7 +14,7 @@ namespace muster {
 
 struct ServerOptions {
   std::string listen = "127.0.0.1:7700";  // HOST:PORT; port 0: any free one
-  std::string http;                       // HOST:PORT on loopback; empty: no HTTP
+  std::string http;                       // HOST:PORT; empty: no HTTP
   Token token;                            // that every call must bring; empty: none
   ServerLimits limits;
   EngineOptions engine;
@@ -26,9 +26,8 @@ struct ServerOptions {
 class CoordinatorServer {
  public:
   // INVALID_ARGUMENT for an address that is not HOST:PORT; FAILED_PRECONDITION for one that other
-  // machines could reach, without a token or for HTTP (which asks for none); ALREADY_EXISTS when
-  // the port is taken, with its holder; what the journal says when it cannot be read. `clock`
-  // outlives the server.
+  // machines could reach, without a token; ALREADY_EXISTS when the port is taken, with its holder;
+  // what the journal says when it cannot be read. `clock` outlives the server.
   static absl::StatusOr<std::unique_ptr<CoordinatorServer>> Start(const ServerOptions& options,
                                                                   Clock* clock);
   ~CoordinatorServer();  // stops
@@ -38,6 +37,9 @@ class CoordinatorServer {
   const std::string& http_address() const;  // empty: none
   // What the journal held.
   const Restored& restored() const;
+
+  // Calls `read` with the core at its turn (Engine::Read): for whoever checks what it holds.
+  absl::Status Inspect(Engine::ReadFn read);
 
   // Ends every stream and waiting call with UNAVAILABLE, then stops; within 2 s.
   void Stop();

@@ -1,79 +1,126 @@
 #include "coordinator/server/http_server.h"
 
-#include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/socket.h>
-#include <unistd.h>
+
+#include <sys/time.h>
+
+#include <cerrno>
+#include <mutex>
+#include <vector>
+
+#include "tests/coordinator/server/http_client.h"
 
 namespace muster {
 namespace {
 
+using testing::AllOf;
+using testing::EndsWith;
 using testing::HasSubstr;
+using testing::Not;
 using testing::StartsWith;
-
-class NoSink final : public ActionSink {
- public:
-  void Send(StreamId, const AgentMessage&) override {}
-  void End(StreamId, const absl::Status&) override {}
-  void Answer(const WaitDone&) override {}
-};
 
 class HttpServerTest : public testing::Test {
  protected:
-  void SetUp() override {
-    engine_.Start();
-    auto server = HttpServer::Start({"127.0.0.1", 0}, &engine_);
+  void Start(HttpHandler handler, const HttpLimits& limits = {}) {
+    auto server = HttpServer::Start({"127.0.0.1", 0}, std::move(handler), limits);
     ASSERT_TRUE(server.ok()) << server.status();
     server_ = *std::move(server);
   }
-  std::string Ask(const std::string& request) {
-    const int fd = socket(AF_INET, SOCK_STREAM, 0);
-    sockaddr_in to{};
-    to.sin_family = AF_INET;
-    to.sin_port = htons(static_cast<uint16_t>(server_->port()));
-    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    EXPECT_EQ(connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof(to)), 0);
-    EXPECT_EQ(send(fd, request.data(), request.size(), MSG_NOSIGNAL),
-              static_cast<ssize_t>(request.size()));
-    shutdown(fd, SHUT_WR);
-    std::string answer;
-    char buffer[4096];
-    for (ssize_t size; (size = recv(fd, buffer, sizeof(buffer), 0)) > 0;) {
-      answer.append(buffer, size);
-    }
-    close(fd);
-    return answer;
+  static void Echo(const HttpRequest& request, const HttpRespond& respond) {
+    respond({.body = "path " + request.path + " auth " + request.authorization});
   }
+  std::string Ask(const std::string& request) { return AskHttp(server_->port(), request); }
 
-  RealClock clock_;
-  NoSink sink_;
-  Engine engine_{{}, &clock_, &sink_};
   std::unique_ptr<HttpServer> server_;
 };
 
-TEST_F(HttpServerTest, HealthFollowsTheEngine) {
-  EXPECT_THAT(Ask("GET /healthz HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200 OK"));
-  engine_.Stop();
-  EXPECT_THAT(Ask("GET /healthz HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 503"));
+TEST_F(HttpServerTest, GetAndHeadAreAnsweredOnce) {
+  Start(Echo);
+  const std::string got =
+      Ask("GET /a?b=c HTTP/1.1\r\nHost: x\r\nauthorization:  Bearer t \r\n\r\n");
+  EXPECT_THAT(got, AllOf(StartsWith("HTTP/1.1 200 OK\r\n"), HasSubstr("Connection: close\r\n"),
+                         EndsWith("\r\n\r\npath /a auth Bearer t")));
+  const std::string head = Ask("HEAD /a HTTP/1.0\r\n\r\n");
+  EXPECT_THAT(head, AllOf(HasSubstr("Content-Length: 13\r\n"), EndsWith("\r\n\r\n")));
+  // What follows the first request is not one.
+  EXPECT_THAT(Ask("GET /1 HTTP/1.1\r\n\r\nGET /2 HTTP/1.1\r\n\r\n"), Not(HasSubstr("/2")));
 }
 
-TEST_F(HttpServerTest, MetricsArePrometheusText) {
-  const std::string answer = Ask("GET /metrics HTTP/1.1\r\n\r\n");
-  EXPECT_THAT(answer, HasSubstr("muster_workers{state=\"alive\"} 0\n"));
-  EXPECT_THAT(answer, HasSubstr("# TYPE muster_workers gauge\n"));
+TEST_F(HttpServerTest, WhatIsNoRequestIsRefused) {
+  Start(Echo, {.max_header = 1'000});
+  const struct {
+    std::string request, answer;
+  } rows[] = {
+      {"POST / HTTP/1.1\r\nContent-Length: 3\r\n\r\nabc", "HTTP/1.1 405"},
+      {"get / HTTP/1.1\r\n\r\n", "HTTP/1.1 405"},
+      {"GET /\r\n\r\n", "HTTP/1.1 400"},
+      {"GET / SMTP\r\n\r\n", "HTTP/1.1 400"},
+      {"GET x HTTP/1.1\r\n\r\n", "HTTP/1.1 400"},
+      {"GET / HTTP/1.1\r\nno colon\r\n\r\n", "HTTP/1.1 400"},
+      {"\r\n\r\n", "HTTP/1.1 400"},
+      {"GET /" + std::string(2'000, 'a') + " HTTP/1.1\r\n\r\n", "HTTP/1.1 431"},
+      {std::string(100'000, 'x'), "HTTP/1.1 431"},
+      {"GET / HTTP/1.1", ""},  // cut off
+      {std::string("\0\xff\r\n\r\n", 6), "HTTP/1.1 400"},
+  };
+  for (const auto& row : rows) {
+    SCOPED_TRACE(row.request.substr(0, 40));
+    const std::string answer = Ask(row.request);
+    if (row.answer.empty()) {
+      EXPECT_EQ(answer, "");
+    } else {
+      EXPECT_THAT(answer, StartsWith(row.answer));
+    }
+  }
+  EXPECT_THAT(Ask("GET / HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200"));
 }
 
-TEST_F(HttpServerTest, AnythingElseIsRefused) {
-  EXPECT_THAT(Ask("GET /etc/passwd HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 404"));
-  EXPECT_THAT(Ask("POST /healthz HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 405"));
-  EXPECT_EQ(Ask("GET /healthz"), "");  // cut off
-  EXPECT_EQ(Ask(std::string(20'000, 'x')), "");
-  EXPECT_THAT(Ask("GET /healthz HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200"));
+TEST_F(HttpServerTest, SlowClientsAreClosedAndHoldNobodyUp) {
+  Start(Echo, {.request_limit = absl::Milliseconds(200)});
+  const int slow = ConnectTo(server_->port());
+  SendAll(slow, "GET / HT");
+  EXPECT_THAT(Ask("GET / HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200"));
+  // It goes on sending, a byte each 10 ms: that does not prolong its life.
+  const timeval pause{.tv_sec = 0, .tv_usec = 10'000};
+  setsockopt(slow, SOL_SOCKET, SO_RCVTIMEO, &pause, sizeof(pause));
+  char byte;
+  int sent = 0;
+  do {
+    SendAll(slow, "x");
+    ++sent;
+  } while (recv(slow, &byte, 1, 0) < 0 && errno == EAGAIN);
+  EXPECT_LT(sent, 5'000);  // the server has ended it, not the header's limit
+  CloseSocket(slow);
+}
+
+TEST_F(HttpServerTest, WhoHasNotAskedMakesRoomForWhoDoes) {
+  Start(Echo, {.max_connections = 4, .request_limit = absl::Minutes(10)});
+  std::vector<int> idle;
+  for (int i = 0; i < 20; ++i) idle.push_back(ConnectTo(server_->port()));
+  EXPECT_THAT(Ask("GET / HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 200"));
+  EXPECT_EQ(ReadAll(idle[0]), "");  // closed
+  for (size_t i = 1; i < idle.size(); ++i) CloseSocket(idle[i]);
+}
+
+TEST_F(HttpServerTest, AHandlerThatDoesNotRespondCostsA503) {
+  std::mutex mu;
+  std::vector<HttpRespond> late;
+  Start(
+      [&](const HttpRequest& request, HttpRespond respond) {
+        const std::lock_guard<std::mutex> lock(mu);
+        late.push_back(std::move(respond));
+      },
+      {.answer_limit = absl::Milliseconds(50)});
+  EXPECT_THAT(Ask("GET / HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 503"));
+  server_.reset();
+  const std::lock_guard<std::mutex> lock(mu);
+  for (const HttpRespond& respond : late) respond({});  // the server has gone: of no effect
 }
 
 TEST_F(HttpServerTest, ATakenPortIsAnError) {
-  const auto second = HttpServer::Start({"127.0.0.1", server_->port()}, &engine_);
+  Start(Echo);
+  const auto second = HttpServer::Start({"127.0.0.1", server_->port()}, Echo);
   EXPECT_EQ(second.status().code(), absl::StatusCode::kAlreadyExists);
 }
 

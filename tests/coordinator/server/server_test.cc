@@ -378,12 +378,10 @@ TEST_F(ServerTest, OtherMachinesAreNotServedWithoutAToken) {
     EXPECT_EQ(server.status().code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(std::string(server.status().message()), HasSubstr("--token-file FILE"));
   }
-  // HTTP asks for none, so there it does not help.
-  const auto token = Token::FromText("0123456789abcdef");
-  ASSERT_TRUE(token.ok());
-  const auto server = CoordinatorServer::Start(
-      {.listen = "127.0.0.1:0", .http = "0.0.0.0:0", .token = *token}, &clock_);
+  const auto server =
+      CoordinatorServer::Start({.listen = "127.0.0.1:0", .http = "0.0.0.0:0"}, &clock_);
   EXPECT_EQ(server.status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(server.status().message()), HasSubstr("http=0.0.0.0:0"));
 }
 
 }  // namespace
