@@ -62,7 +62,7 @@ class JobMachineTest : public testing::Test {
   }
   void Advance(absl::Duration by) {
     for (const absl::Time end = now_ + by; now_ < end;) {
-      now_ = std::min(end, now_ + absl::Seconds(1));
+      now_ = std::min(end, now_ + absl::Milliseconds(500));
       job_.Tick(now_, &effects_, signs_);
     }
   }

@@ -51,7 +51,7 @@ class JobPhasesTest : public testing::Test {
   }
   void Advance(absl::Duration by) {
     for (const absl::Time end = now_ + by; now_ < end;) {
-      now_ = std::min(end, now_ + absl::Seconds(1));
+      now_ = std::min(end, now_ + absl::Milliseconds(500));
       job_->Tick(now_, &effects_, signs_);
     }
   }
