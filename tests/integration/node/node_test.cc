@@ -148,6 +148,26 @@ TEST_F(NodeTest, MissingFileIsNamedWithItsFieldAndNode) {
                         "folder can't be read: No such file or directory"));
 }
 
+TEST_F(NodeTest, LogLinesAsJsonSayJobEpochRankAndWorker) {
+  Process& agent = StartAgent("node", 1, {"--log-format", "json"});
+  ASSERT_TRUE(cluster_.WaitForWorkers(1));
+  const std::string job = cluster_.Submit(SmallSpec(1, 5));
+  ASSERT_TRUE(cluster_.WaitForEnd(job).is_object());
+  std::istringstream lines(agent.Stderr());
+  int about_the_trainer = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const json record = json::parse(line, nullptr, false);
+    ASSERT_TRUE(record.is_object()) << line;
+    if (!absl::StrContains(record["message"].get<std::string>(), "trainer")) continue;
+    ++about_the_trainer;
+    EXPECT_EQ(record["job"], job) << line;
+    EXPECT_EQ(record["epoch"], 1) << line;
+    EXPECT_EQ(record["rank"], 0) << line;
+    EXPECT_EQ(record["worker"], "node") << line;
+  }
+  EXPECT_GE(about_the_trainer, 1);
+}
+
 TEST_F(NodeTest, TwoAgentsThatClaimOneDeviceTakeTurns) {
   Process& first = StartAgent("node", 1);
   ASSERT_TRUE(cluster_.WaitForWorkers(1));
