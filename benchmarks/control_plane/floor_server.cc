@@ -2,7 +2,7 @@
 // barrier, and does nothing else. Prints "listening on HOST:PORT"; ends with its parent's signal.
 #include <grpcpp/grpcpp.h>
 
-#include <atomic>
+#include <deque>
 #include <iostream>
 #include <map>
 #include <set>
@@ -22,21 +22,19 @@ class FloorStream final : public grpc::ServerBidiReactor<FloorMessage, FloorMess
  public:
   explicit FloorStream(FloorService* service) : service_(service) { StartRead(&in_); }
 
-  // One message at a time is enough here: a caller waits for the one before.
   void Send(const FloorMessage& message) {
     MutexLock lock(&mu_);
-    if (writing_ || finished_) return;
-    writing_ = true;
-    out_ = message;
-    StartWrite(&out_);
+    if (finished_) return;
+    queue_.push_back(message);
+    if (queue_.size() == 1) StartWrite(&queue_.front());
   }
 
  private:
   void OnReadDone(bool ok) override {
     if (!ok) {
       MutexLock lock(&mu_);
-      if (!finished_ && !writing_) Finish(grpc::Status::OK);
       finished_ = true;
+      if (queue_.empty()) Finish(grpc::Status::OK);
       return;
     }
     if (in_.reply_bytes() > 0) {
@@ -48,16 +46,19 @@ class FloorStream final : public grpc::ServerBidiReactor<FloorMessage, FloorMess
   }
   void OnWriteDone(bool ok) override {
     MutexLock lock(&mu_);
-    writing_ = false;
-    if (finished_) Finish(grpc::Status::OK);
+    queue_.pop_front();
+    if (finished_) {
+      Finish(grpc::Status::OK);
+    } else if (!queue_.empty()) {
+      StartWrite(&queue_.front());
+    }
   }
   void OnDone() override;
 
   FloorService* const service_;
   FloorMessage in_;
   Mutex mu_;
-  FloorMessage out_ ABSL_GUARDED_BY(mu_);
-  bool writing_ ABSL_GUARDED_BY(mu_) = false;
+  std::deque<FloorMessage> queue_ ABSL_GUARDED_BY(mu_);  // front: being written
   bool finished_ ABSL_GUARDED_BY(mu_) = false;
 };
 

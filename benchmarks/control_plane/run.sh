@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # the coordinator under 64 to 16,384 simulated workers, beside a bare gRPC server, TCPStore, JAX's coordination service and torchft's lighthouse
-# MUSTER_BENCH_CASES="64 1024 4096 4096/8 16384/8" (workers/workers a node), MUSTER_BENCH_ROUNDS=2, MUSTER_BENCH_SUBJECTS="floor muster tcpstore jax torchft"
+# MUSTER_BENCH_CASES="64 1024 1024/8 4096 4096/8 16384/8" (workers/workers a node), MUSTER_BENCH_ROUNDS=1, MUSTER_BENCH_SUBJECTS="floor muster tcpstore jax torchft"
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 python=.deps/bench-venv/bin/python
