@@ -41,7 +41,7 @@ FIGURES = [
 def aims(case):
     """figure -> (text, test of (ours, row of all subjects))."""
     out = {
-        "registrations_s": ("0.7 x floor, past JAX", lambda v, r: v >= 0.7 * r["floor"] and v > (r["jax"] or 0)),
+        "registrations_s": ("0.7 x floor", lambda v, r: v >= 0.7 * r["floor"]),
         "cpu_us_heartbeat": ("1.3 x floor", lambda v, r: v <= 1.3 * r["floor"]),
         "cli_status_s": ("30 ms", lambda v, r: v <= 0.030),
         "cli_list_s": ("30 ms", lambda v, r: v <= 0.030),
@@ -52,6 +52,8 @@ def aims(case):
     if case.share == 1 and case.workers == 4096:
         out["barrier_half_s"] = ("60 ms", lambda v, r: v <= 0.060)
         out["readopt_s"] = ("3 s", lambda v, r: v <= 3)
+    if case.share == 1:
+        out["registrations_s"] = ("0.7 x floor, past JAX", lambda v, r: v >= 0.7 * r["floor"] and v > (r["jax"] or 0))
     if case.workers == 1024:
         out["directive_p99_s"] = ("10 ms", lambda v, r: v <= 0.010)
     if case.workers == 16384:
@@ -120,6 +122,8 @@ def table(case, medians, missing):
 def main():
     os.sched_setaffinity(0, {CLIENT_CORE})
     start = time.monotonic()
+    if CLIENT_CORE == SERVER_CORE:
+        print("only one core may be used here: servers and clients share it, and every figure is worse for it")
     print(f"servers on core {SERVER_CORE}, clients on core {CLIENT_CORE}; medians of {ROUNDS} rounds; ratio: muster / floor")
     for case in map(parse, CASES):
         try:
