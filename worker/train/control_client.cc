@@ -18,6 +18,8 @@ namespace {
 // report this is days of steps.
 constexpr size_t kMaxOutgoing = 200'000;
 constexpr absl::Duration kProgressInterval = absl::Milliseconds(200);
+// For a process that was told to leave before its agent's end of file.
+constexpr absl::Duration kLeaveLimit = absl::Seconds(1);
 // A coordinator that is started again must be back within this; the end of the epoch ends it too.
 constexpr absl::Duration kSetLimit = absl::Minutes(5);
 // How much longer than the coordinator's own limit a reply may take.
@@ -213,6 +215,9 @@ void ControlClient::ReadLoop() {
   }
   {
     MutexLock lock(&mu_);
+    // Told to leave: the main thread does so in order, unless it is stuck.
+    const absl::Time due = absl::Now() + (shutdown_ ? kLeaveLimit : absl::ZeroDuration());
+    while (!closing_ && absl::Now() < due) changed_.WaitFor(&mu_, due - absl::Now());
     if (closing_) return;
   }
   on_end_of_file_();

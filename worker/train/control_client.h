@@ -1,6 +1,7 @@
 // The trainer's end of the socket to its agent: a thread reads, a thread writes, callers never wait
 // for the agent. End of file means that the agent is gone; the process then ends at once, since
-// nobody could stop it any more. Thread-safe.
+// nobody could stop it any more; one that was told to leave has a second to do so by itself.
+// Thread-safe.
 #pragma once
 
 #include <atomic>
