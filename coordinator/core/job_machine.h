@@ -2,15 +2,16 @@
 //
 //   SUBMITTED -1-> QUEUED -2-> FORMING -3-> RUNNING <-4-> EVALUATING, CHECKPOINTING
 //   1 the spec is good and the queue has room.
-//   2 all its workers are idle: ranks are placed, the epoch is raised, one Launch goes to each
-//   node. 3 every rank says that it trains, or the first step is reported. 4 rank 0 says
-//   "evaluating" or "saving", and "training" again. 5 (any active) -> COMPLETED or EXITED(code):
-//   every rank has said that it is done. 6 (any active) -> FAILED: a trainer ended before it was
-//   done, its worker was lost, a rank cannot go on,
-//     or forming made no progress for a while. All other trainers are aborted, then stopped.
+//   2 all its workers are idle: ranks are placed, the epoch is raised, each node gets one Launch.
+//   3 every rank says that it trains, or a step is known to be committed.
+//   4 rank 0 says "evaluating" or "saving", and "training" again.
+//   5 (any active) -> COMPLETED or EXITED(code): every rank has said that it is done.
+//   6 (any active) -> FAILED: a trainer ended before it was done, its worker was lost, a rank can
+//     not go on, or a wait reached its cap (phase_limits.h). All others are aborted, then stopped.
 //   7 (any but the ended ones) -> CANCELLED: at once while nothing trains or with kKill; else by a
-//   stop
-//     directive, or at once when that is not obeyed in time.
+//     stop directive, or by force when that is not obeyed in time. While the cause of a failure is
+//     sought it waits for that.
+//
 //   RERUNNING and RECOVERING belong to the rerun arbiter and to recovery: a failure goes through
 //   OnFailure(), which is where recovery decides to raise the epoch again instead of 6.
 //
@@ -98,7 +99,7 @@ struct JobOptions {
   // Trainers that have not ended this long after that are told again.
   absl::Duration release_limit = absl::Seconds(30);
   // Ticks further apart: this process stood still, and the time counts for nobody.
-  absl::Duration standstill = absl::Seconds(5);
+  absl::Duration standstill = absl::Milliseconds(500);  // as for signs of life
   HistoryLimits history;
 };
 
