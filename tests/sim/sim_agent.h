@@ -37,7 +37,7 @@ struct SimAgents::Agent {
   int life = 0;
   bool up = false, terminated = false;
   absl::Duration frozen_until;
-  std::deque<AgentEvent> inbox;  // while it is frozen
+  std::deque<std::pair<AgentEvent, StreamId>> inbox;  // while it is frozen
   SimSpill spill;
   std::unique_ptr<AgentMachine> machine;
   std::string incarnation;
@@ -45,6 +45,7 @@ struct SimAgents::Agent {
   int attempt = 0;
   int64_t loop = 0;  // only the newest attempt to connect goes on
   StreamId stream = 0;
+  StreamId order_stream = 0;  // of the last order: what its batches are for
   absl::Duration heartbeat_interval = absl::Milliseconds(500);
   int64_t beats = 0;
   absl::Duration alarm = absl::InfiniteDuration();
@@ -59,7 +60,8 @@ struct SimAgents::Agent {
 class SimAgents::Doer {
  public:
   Doer(SimAgents* all, Agent* agent) : all_(*all), agent_(*agent) {}
-  void Handle(const AgentEvent& event);
+  // `stream`: that brought it, when it is an order.
+  void Handle(const AgentEvent& event, StreamId stream = 0);
 
  private:
   void Do(const StartTrainerAction& action);

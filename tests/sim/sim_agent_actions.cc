@@ -16,11 +16,12 @@ constexpr size_t kSpillBound = 20'000;  // reports
 
 // ---- events
 
-void SimAgents::Doer::Handle(const AgentEvent& event) {
+void SimAgents::Doer::Handle(const AgentEvent& event, StreamId stream) {
   if (all_.sim_->steady() < agent_.frozen_until) {
-    agent_.inbox.push_back(event);
+    agent_.inbox.emplace_back(event, stream);
     return;
   }
+  if (stream != 0) agent_.order_stream = stream;
   if (const auto* order = std::get_if<CoordinatorOrder>(&event)) {
     int64_t through = -1;
     if (const auto* ack = std::get_if<AckOrder>(order)) through = ack->through;
@@ -69,7 +70,10 @@ void SimAgents::OnTrainerExited(const SimRun& run, const SimExit& exit) {
 
 void SimAgents::SayStale(int node) {
   Agent& agent = *agents_[node];
-  if (agent.past.empty() || !agent.up) return;
+  // The coordinator must know by now that it is over.
+  const bool settled = agent.up && agent.welcomed && agent.stream != 0 &&
+                       agent.unacknowledged.empty() && !agent.machine->NextWake().has_value();
+  if (agent.past.empty() || !settled) return;
   // Beside the machine, whose own fences would not let this out.
   const AssignmentRef from = agent.past[sim_->Pick(static_cast<int>(agent.past.size()))];
   const ReportBody body = sim_->Chance(0.5) ? ReportBody(ExitedReport{.signal = 6})
@@ -112,7 +116,7 @@ void SimAgents::Doer::Do(const StoreRequestAction& action) {
 
 void SimAgents::Doer::Do(const SendBatchAction& action) {
   agent_.unacknowledged[action.batch->sequence] = action.batch;
-  if (agent_.stream == 0) return;
+  if (agent_.stream == 0 || agent_.order_stream != agent_.stream) return;
   ReportBatch event = ToEvent(*action.batch, agent_.stream);
   if (agent_.stale.has_value()) event.reports.push_back(*agent_.stale);
   agent_.stale.reset();

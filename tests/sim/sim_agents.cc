@@ -85,8 +85,8 @@ void SimAgents::Freeze(int node, absl::Duration duration) {
   sim_->At(duration, [this, node, life = agent.life] {
     Agent& later = *agents_[node];
     if (!later.up || later.life != life || later.frozen_until > sim_->steady()) return;
-    for (const AgentEvent& event : std::exchange(later.inbox, {})) {
-      if (later.up && later.life == life) Doer(this, &later).Handle(event);
+    for (const auto& [event, stream] : std::exchange(later.inbox, {})) {
+      if (later.up && later.life == life) Doer(this, &later).Handle(event, stream);
     }
   });
 }
@@ -108,7 +108,7 @@ void SimAgents::Retry(int node) {
   Agent& agent = *agents_[node];
   // common/rpc/channel.h's Backoff with its defaults.
   const absl::Duration full = std::min(
-      absl::Seconds(5), absl::Milliseconds(100) * (int64_t{1} << std::min(agent.attempt++, 20)));
+      absl::Seconds(1), absl::Milliseconds(50) * (int64_t{1} << std::min(agent.attempt++, 20)));
   const int64_t loop = ++agent.loop;
   sim_->At(sim_->Between(full / 2, full), [this, node, life = agent.life, loop] {
     Agent& later = *agents_[node];
@@ -174,7 +174,7 @@ void SimAgents::OnMessage(int node, StreamId stream, const AgentMessage& message
   if (!agent.up || agent.stream != stream) return;
   if (std::holds_alternative<WelcomeMessage>(message)) agent.welcomed = true;
   if (sim_->tracing()) sim_->Trace(agent.name, " <- ", Describe(message));
-  Doer(this, &agent).Handle(ToOrder(message));
+  Doer(this, &agent).Handle(ToOrder(message), stream);
 }
 
 void SimAgents::SetAlarm(int node) {

@@ -1,6 +1,7 @@
 #include "tests/sim/sim_checks.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -42,7 +43,7 @@ void SimChecks::Written() {
     const JobMachine* job = core.FindJob(job_id);
     if (job == nullptr) continue;
     Report(checker_.Check(core, *job));
-    if (job->ended()) ended_.insert(job_id);
+    if (job->ended()) ended_.emplace(job_id, sim_->steady());
   }
   touched_.clear();
   if (++num_writes_ % (64 * all_every_) == 0) CompareWithRestored();
@@ -50,13 +51,19 @@ void SimChecks::Written() {
 
 void SimChecks::Restored() {
   touched_.clear();
+  if (std::exchange(lost_power_, false)) acknowledged_.clear();
   // Compares with what was written last: nothing of it may have gone back.
   Report(checker_.Check(host_->core()));
   Promises();
 }
 
+void SimChecks::LostPower() {
+  lost_power_ = true;
+  checker_ = {};
+  for (auto& [job_id, seen] : observed_) seen.first = 0;
+}
+
 void SimChecks::CompareWithRestored() {
-  if (journal_->num_writes() == 0) return;  // it keeps nothing yet
   Coordinator other(options_);
   const absl::Status restored = other.Restore(journal_->Load(100'000), host_->Now());
   if (!restored.ok()) return sim_->Wrong(absl::StrCat("cannot restore: ", restored.ToString()));

@@ -28,8 +28,8 @@ class SimChecks {
   void Handled(const std::vector<Action>& actions);
   void Written();
   void Restored();
-  // Reports of about a second may be gone.
-  void LostPower() { acknowledged_.clear(); }
+  // Reports of about a second may be gone, and with them versions; decisions may not.
+  void LostPower();
 
   // ---- what was answered: it must hold from now on, whoever dies
   void Submitted(const std::string& job_id, const std::string& spec_json);
@@ -45,6 +45,7 @@ class SimChecks {
   void Promises();
   const std::set<std::string>& submitted() const { return known_; }
   bool WasCancelled(const std::string& job_id) const { return cancelled_.contains(job_id); }
+  absl::Duration EndedAt(const std::string& job_id) const { return ended_.at(job_id); }
   int64_t num_checks() const { return num_checks_; }
 
  private:
@@ -70,7 +71,9 @@ class SimChecks {
   std::map<std::string, bool> draining_;
   std::map<std::string, Step> acknowledged_;  // the newest of a job
   std::map<std::string, std::pair<int64_t, JobState>> observed_;
-  std::set<std::string> ended_;  // jobs seen ended, which may be forgotten
+  bool lost_power_ = false;  // and not restored yet
+  // Jobs that were seen ended, and when; they may be forgotten.
+  std::map<std::string, absl::Duration> ended_;
 };
 
 // What a coordinator knows of what must outlive it, as text: for comparisons.

@@ -21,7 +21,6 @@ SimCoordinatorHost::Outside Around(SimNetwork* network, SimChecks* checks) {
                         const AgentMessage& message) { network->ToAgent(stream, message); },
       .end = [network](StreamId stream,
                        const absl::Status& status) { network->EndByCoordinator(stream, status); },
-      .end_all = [network](const absl::Status& status) { network->EndAll(status); },
       .answer = [network](const WaitDone& done) { network->Answer(done); },
       .handled = [checks](const std::vector<Action>& actions) { checks->Handled(actions); },
       .written = [checks] { checks->Written(); },
@@ -47,6 +46,7 @@ SimCluster::SimCluster(const SimOptions& options)
     agents_.Add(options.min_slots + sim_.Pick(options.max_slots - options.min_slots + 1));
   }
   people_.set_num_workers(agents_.num_workers());
+  trainers_.set_launch_failures(options.faults.weights.launch_fails * 0.001);
   trainers_.set_step(options.shortest_step, options.longest_step);
   checks_.Connect(&host_, &journal_);
   agents_.Connect({.acknowledged = [this](const auto& reports) { checks_.Acknowledged(reports); }});
@@ -98,6 +98,7 @@ std::vector<std::string> SimCluster::Run() {
     calm_ = true;
     faults_.End();
   });
+  if (options_.script) options_.script(*this);
   sim_.At(absl::ZeroDuration(), [this] { Tick(); });
   const absl::Duration end = options_.faulty + options_.calm;
   while (sim_.ok() && sim_.RunOne(end)) {
@@ -114,6 +115,7 @@ std::vector<std::string> SimCluster::Run() {
   tally_.refused = network_.tally().refused + static_cast<int>(host_.num_refused());
   tally_.actions = sim_.num_actions();
   tally_.steps = trainers_.num_steps();
+  tally_.batches = host_.num_batches();
   tally_.writes = journal_.num_writes();
   tally_.faults = faults_.counts();
   if (host_.up()) tally_.stale_reports = host_.core().num_stale_reports();
@@ -130,7 +132,7 @@ void SimCluster::Tick() {
       if (!host_.up() && host_.lives() == lives) host_.Start();
     });
   }
-  if (host_.up() && !people_.jobs().empty()) {
+  if (host_.up() && !host_.holding() && !people_.jobs().empty()) {
     checks_.Observe(people_.jobs()[sim_.Pick(static_cast<int>(people_.jobs().size()))]);
   }
   sim_.At(absl::Milliseconds(300), [this] { Tick(); });
@@ -150,6 +152,7 @@ bool SimCluster::Quiet() const {
     if (!job->ended() || !job->released()) return false;
   }
   const Membership& membership = host_.core().membership();
+  if (static_cast<int>(membership.workers().size()) != agents_.num_workers()) return false;
   for (const auto& [name, worker] : membership.workers()) {
     if (!membership.IsIdle(worker)) return false;
   }

@@ -7,6 +7,8 @@
 // end. Invariants are checked after every event (sim_checks.h says how in large clusters).
 #pragma once
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -22,6 +24,8 @@
 #include "tests/sim/sim_trainers.h"
 
 namespace muster {
+
+class SimCluster;
 
 struct SimOptions {
   uint32_t seed = 1;
@@ -40,6 +44,8 @@ struct SimOptions {
   // The process dies at the write with this number.
   std::optional<std::pair<int64_t, CrashPoint>> crash_at;
   absl::Duration away_after_crash = absl::Seconds(1);
+  // Called at the start: to plan what shall happen.
+  std::function<void(SimCluster&)> script;
 };
 
 class SimCluster {
@@ -53,8 +59,9 @@ class SimCluster {
   // What happened, so that a test can see that it was not nothing.
   struct Tally {
     int completed = 0, failed = 0, cancelled = 0, exited = 0, coordinator_lives = 0;
-    int crashed_agents = 0, new_incarnations = 0, broken_streams = 0, repeated = 0, refused = 0;
-    int64_t actions = 0, steps = 0, writes = 0, stale_reports = 0;
+    int crashed_agents = 0, new_incarnations = 0, restarts = 0, broken_streams = 0, repeated = 0,
+        refused = 0;
+    int64_t actions = 0, steps = 0, writes = 0, batches = 0, stale_reports = 0;
     absl::Duration longest_step_gap;  // between two steps of an epoch
     std::map<std::string, int> faults;
   };
@@ -62,8 +69,8 @@ class SimCluster {
 
   Sim& sim() { return sim_; }
   SimFaults& faults() { return faults_; }
+  SimNetwork& network() { return network_; }
   SimPeople& people() { return people_; }
-  SimCoordinatorHost& host() { return host_; }
 
  private:
   void Tick();

@@ -10,6 +10,24 @@ namespace {
 
 constexpr int64_t kLedgerTail = 100'000;
 
+// As coordinator/engine/journal.h's MergeChanges.
+void Merge(DurableChanges more, DurableChanges* changes) {
+  for (DurableRecord& record : more.records) {
+    const auto known =
+        std::find_if(changes->records.begin(), changes->records.end(),
+                     [&](const DurableRecord& other) { return other.key == record.key; });
+    if (known == changes->records.end()) {
+      changes->records.push_back(std::move(record));
+    } else {
+      *known = std::move(record);
+    }
+  }
+  std::move(more.ledger.begin(), more.ledger.end(), std::back_inserter(changes->ledger));
+  changes->forgotten_jobs.insert(changes->forgotten_jobs.end(), more.forgotten_jobs.begin(),
+                                 more.forgotten_jobs.end());
+  changes->durability = std::max(changes->durability, more.durability);
+}
+
 }  // namespace
 
 SimCoordinatorHost::SimCoordinatorHost(Sim* sim, SimJournal* journal,
@@ -25,7 +43,8 @@ void SimCoordinatorHost::Start() {
       !restored.ok()) {
     sim_->Wrong(absl::StrCat("cannot restore: ", restored.ToString()));
   }
-  if (const DurableChanges changes = core_->TakeChanges(); !changes.empty()) {
+  unwritten_ = core_->TakeChanges();
+  if (lives_ > 1 && !unwritten_.empty()) {
     sim_->Wrong("a restored core has changes to write, as if it had decided something");
   }
   sim_->Trace("coordinator: life ", lives_, " begins");
@@ -35,15 +54,14 @@ void SimCoordinatorHost::Start() {
 
 void SimCoordinatorHost::Crash() {
   if (!up()) return;
-  sim_->Trace("coordinator: dies with ", queue_.size(), " events queued and ", held_.size(),
-              " transactions held");
+  sim_->Trace("coordinator: dies with ", queue_.size(), " events queued",
+              holding_ ? " and a disk that is full" : "");
   core_.reset();
   queue_.clear();
   heartbeats_.clear();
   releases_.clear();
-  held_.clear();
-  held_releases_.clear();
-  busy_ = false;
+  unwritten_ = {};
+  busy_ = holding_ = retry_ = false;
   outside_.died();
 }
 
@@ -83,101 +101,117 @@ void SimCoordinatorHost::Pump() {
     next_tick_ = sim_->steady() + kTick;
     Wake(kTick);
     HandleHeartbeats();
-    if (held_.empty()) {
-      Release tick;
-      tick.outcome.actions = core_->Tick(Now());
-      outside_.handled(tick.outcome.actions);
-      releases_.push_back(std::move(tick));
-    }
-    if (sim_->steady() >= next_sync_ && !journal_->full()) {
-      journal_->Sync();
-      next_sync_ = sim_->steady() + absl::Seconds(1);
+    retry_ = true;
+    if (!holding_) {
+      Outcome tick{.actions = core_->Tick(Now())};
+      outside_.handled(tick.actions);
+      Keep(std::move(tick), nullptr);
+      if (sim_->steady() >= next_sync_ && !journal_->full()) {
+        journal_->Sync();
+        next_sync_ = sim_->steady() + absl::Seconds(1);
+        SetStorage(disk_);
+      }
     }
   }
   for (Item& item : std::exchange(queue_, {})) HandleItem(std::move(item));
   Commit();
 }
 
+void SimCoordinatorHost::Keep(Outcome outcome, Done done) {
+  releases_.push_back({std::move(done), std::move(outcome)});
+}
+
 void SimCoordinatorHost::HandleHeartbeats() {
   for (auto& [stream, heartbeat] : std::exchange(heartbeats_, {})) {
-    Release release;
-    release.outcome = core_->Handle(heartbeat, Now());
-    outside_.handled(release.outcome.actions);
-    if (!release.outcome.status.ok()) {
-      release.done = [this, stream = stream](const Outcome& outcome) {
-        outside_.end(stream, outcome.status);
-      };
-    }
-    releases_.push_back(std::move(release));
+    Outcome outcome = core_->Handle(heartbeat, Now());
+    outside_.handled(outcome.actions);
+    if (!outcome.status.ok()) outcome.actions.emplace_back(EndStream{stream, outcome.status});
+    Keep(std::move(outcome), nullptr);
   }
 }
 
 void SimCoordinatorHost::HandleItem(Item item) {
-  Release release{.done = std::move(item.done)};
-  if (!held_.empty() && !MayHandleWhileHolding(item.event)) {
+  const bool harmless = std::holds_alternative<CloseStream>(item.event) ||
+                        std::holds_alternative<CancelWait>(item.event);
+  if (holding_ && !harmless) {
     ++num_refused_;
-    release.outcome.status = absl::UnavailableError("the journal cannot be written: disk full");
-    // Nothing of the core is in this answer, so it need not wait for the disk.
-    if (release.done) release.done(release.outcome);
+    // Reports: no acknowledgement, so the agent keeps them; its stream stays for its heartbeats.
+    Outcome refusal;
+    if (!std::holds_alternative<ReportBatch>(item.event)) {
+      refusal.status = absl::UnavailableError("the journal cannot be written: disk full");
+    }
+    if (item.done) item.done(refusal);
     return;
   }
-  release.outcome = core_->Handle(item.event, Now());
-  outside_.handled(release.outcome.actions);
-  releases_.push_back(std::move(release));
+  Outcome outcome = core_->Handle(item.event, Now());
+  outside_.handled(outcome.actions);
+  Keep(std::move(outcome), std::move(item.done));
 }
 
-bool SimCoordinatorHost::MayHandleWhileHolding(const Event& event) const {
-  return std::holds_alternative<OpenStream>(event) || std::holds_alternative<CloseStream>(event) ||
-         std::holds_alternative<Heartbeat>(event);
+void SimCoordinatorHost::SetStorage(const absl::Status& status) {
+  if (status.ok() == core_->storage().writable) return;
+  Outcome outcome = core_->Handle(StorageState{status.ok(), std::string(status.message())}, Now());
+  outside_.handled(outcome.actions);
+  Keep(std::move(outcome), nullptr);
+}
+
+void SimCoordinatorHost::OnWriteFailed(const absl::Status& status) {
+  if (std::exchange(holding_, true)) return;
+  sim_->Trace("coordinator: the journal cannot be written");
+  SetStorage(status);
+}
+
+void SimCoordinatorHost::OnWrittenAgain() {
+  sim_->Trace("coordinator: the journal can be written again");
+  holding_ = false;
+  next_sync_ = absl::ZeroDuration();
+  Outcome outcome;
+  for (const auto& [incarnation, agent] : core_->membership().agents()) {
+    if (agent.stream == 0) continue;
+    outcome.actions.emplace_back(
+        EndStream{agent.stream, absl::UnavailableError("reports were not written for a while")});
+  }
+  Keep(std::move(outcome), nullptr);
 }
 
 void SimCoordinatorHost::Commit() {
-  std::vector<Release> releases = std::exchange(releases_, {});
-  DurableChanges changes = core_->TakeChanges();
-  const bool decision = changes.durability == Durability::kDecision;
-  const bool was_holding = !held_.empty();
+  Merge(core_->TakeChanges(), &unwritten_);
+  if (holding_ && !std::exchange(retry_, false)) return;
+  const bool decision = unwritten_.durability == Durability::kDecision;
   std::optional<CrashPoint> crash;
-  if (!changes.empty() || was_holding) {
+  if (!unwritten_.empty()) {
     ++num_batches_;
     if (plan_.has_value() && plan_->first == num_batches_) {
       crash = plan_->second;
       plan_.reset();
     }
-  }
-  if (crash == CrashPoint::kBeforeWrite) return Crash();
-  if (!changes.empty()) held_.push_back(std::move(changes));
-  std::move(releases.begin(), releases.end(), std::back_inserter(held_releases_));
-  while (!held_.empty()) {
-    if (!journal_->Write(held_.front()).ok()) return;  // the next tick tries again
-    held_.erase(held_.begin());
+    if (crash == CrashPoint::kBeforeWrite) return Crash();
+    if (const absl::Status status = journal_->Write(unwritten_); !status.ok()) {
+      return OnWriteFailed(status);
+    }
+    unwritten_ = {};
   }
   outside_.written();
   if (crash == CrashPoint::kAfterWrite) return Crash();
-  releases = std::exchange(held_releases_, {});
+  if (holding_) OnWrittenAgain();
+  std::vector<Release> releases = std::exchange(releases_, {});
   if (crash == CrashPoint::kAmidReplies) {
     releases.resize(releases.size() - sim_->Pick(static_cast<int>(releases.size()) + 1));
     LetGo(std::move(releases));
     return Crash();
   }
-  if (!decision) {
+  if (!decision) return LetGo(std::move(releases));
+  // fsync: nobody hears of it before, and the thread does nothing else.
+  busy_ = true;
+  const absl::Duration disk = sim_->Chance(0.01)
+                                  ? sim_->Between(absl::Milliseconds(20), absl::Milliseconds(400))
+                                  : sim_->Between(absl::Microseconds(100), absl::Milliseconds(3));
+  sim_->At(disk, [this, life = lives_, releases = std::move(releases)]() mutable {
+    if (life != lives_ || !up()) return;
+    busy_ = false;
     LetGo(std::move(releases));
-  } else {
-    // fsync: nobody hears of it before, and the thread does nothing else.
-    busy_ = true;
-    const absl::Duration disk = sim_->Chance(0.01)
-                                    ? sim_->Between(absl::Milliseconds(20), absl::Milliseconds(400))
-                                    : sim_->Between(absl::Microseconds(100), absl::Milliseconds(3));
-    sim_->At(disk, [this, life = lives_, releases = std::move(releases)]() mutable {
-      if (life != lives_ || !up()) return;
-      busy_ = false;
-      LetGo(std::move(releases));
-      Pump();
-    });
-  }
-  if (was_holding && up()) {
-    sim_->Trace("coordinator: the journal can be written again");
-    outside_.end_all(absl::UnavailableError("the journal could not be written for a while"));
-  }
+    Pump();
+  });
 }
 
 void SimCoordinatorHost::LetGo(std::vector<Release> releases) {

@@ -4,10 +4,10 @@
 // between write and replies, and after some of the replies; it can stand still; its disk can be
 // full.
 //
-// Journal not writable: what could not be written is held and tried again each tick; meanwhile
-// heartbeats, streams that open or close, and nothing else are taken, the core does not tick, all
-// else is refused with UNAVAILABLE. When it is written, the agents' streams are ended so that they
-// send again what was refused.
+// Journal not writable, as engine_commit.cc: what could not be written is held and tried again each
+// tick; meanwhile heartbeats and streams that close are taken, report batches are not acknowledged,
+// all else is refused with UNAVAILABLE, and the core does not tick. When it is written, the agents'
+// streams are ended so that they send their reports again.
 #pragma once
 
 #include <deque>
@@ -32,7 +32,6 @@ class SimCoordinatorHost {
   struct Outside {
     std::function<void(StreamId, const AgentMessage&)> send;
     std::function<void(StreamId, const absl::Status&)> end;
-    std::function<void(const absl::Status&)> end_all;  // streams
     std::function<void(const WaitDone&)> answer;
     // After each event, with its actions; after each transaction; after a restart.
     std::function<void(const std::vector<Action>&)> handled;
@@ -48,6 +47,7 @@ class SimCoordinatorHost {
   void Start();
   void Crash();
   bool up() const { return core_ != nullptr; }
+  bool holding() const { return holding_; }
   const Coordinator& core() const { return *core_; }
   int lives() const { return lives_; }
 
@@ -58,6 +58,8 @@ class SimCoordinatorHost {
   // The process does nothing for a while (SIGSTOP, a slow disk).
   void StandStill(absl::Duration duration) { stopped_until_ = sim_->steady() + duration; }
   // Its wall clock is set; the running process keeps to its steady one.
+  // Writes go through, but only from a reserve: nothing new may begin.
+  void SetDisk(const absl::Status& state) { disk_ = state; }
   void JumpClock(absl::Duration by) { wall_offset_ += by; }
   // At the write with this number (of all lives, from 1).
   void CrashAt(int64_t write, CrashPoint point) { plan_ = {write, point}; }
@@ -84,7 +86,10 @@ class SimCoordinatorHost {
   void HandleHeartbeats();
   void Commit();
   void LetGo(std::vector<Release> releases);
-  bool MayHandleWhileHolding(const Event& event) const;
+  void Keep(Outcome outcome, Done done);
+  void OnWriteFailed(const absl::Status& status);
+  void OnWrittenAgain();
+  void SetStorage(const absl::Status& status);
   void CarryOut(const std::vector<Action>& actions);
 
   Sim* const sim_;
@@ -92,6 +97,7 @@ class SimCoordinatorHost {
   const CoordinatorOptions options_;
   const Outside outside_;
   absl::Duration wall_offset_;
+  absl::Status disk_;  // what maintaining the journal says
   std::optional<std::pair<int64_t, CrashPoint>> plan_;
   int64_t num_batches_ = 0, num_refused_ = 0;
   int lives_ = 0;
@@ -102,10 +108,11 @@ class SimCoordinatorHost {
   absl::Duration steady_start_, stopped_until_, next_tick_, next_sync_;
   std::deque<Item> queue_;
   std::map<StreamId, Heartbeat> heartbeats_;
-  std::vector<Release> releases_;       // of the batch that is handled now
-  std::vector<DurableChanges> held_;    // could not be written, oldest first
-  std::vector<Release> held_releases_;  // must wait for them
-  bool busy_ = false;                   // the thread waits for the disk
+  std::vector<Release> releases_;  // wait for the write
+  DurableChanges unwritten_;
+  bool holding_ = false;  // the last write failed
+  bool retry_ = false;    // a tick has come since
+  bool busy_ = false;     // the thread waits for the disk
 };
 
 }  // namespace muster

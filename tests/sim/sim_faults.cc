@@ -28,7 +28,7 @@ void SimFaults::End() {
   cluster_.trainers->Calm();
   cluster_.journal->set_full(false);
   if (!cluster_.host->up()) cluster_.host->Start();
-  TellStorage(true);
+  cluster_.host->SetDisk(absl::OkStatus());
   for (int node = 0; node < cluster_.agents->size(); ++node) {
     cluster_.agents->SetSpillFull(node, false);
     cluster_.agents->Boot(node);
@@ -64,7 +64,6 @@ void SimFaults::BringBack(absl::Duration away) {
 
 void SimFaults::CrashCoordinator(absl::Duration away) {
   if (!cluster_.host->up()) return;
-  if (cluster_.journal->num_writes() == 0) return;  // it keeps nothing yet
   Note("crash_coordinator", -1, away);
   cluster_.host->Crash();
   BringBack(away);
@@ -72,7 +71,6 @@ void SimFaults::CrashCoordinator(absl::Duration away) {
 
 void SimFaults::LosePower(absl::Duration away) {
   if (!cluster_.host->up()) return;
-  if (cluster_.journal->num_writes() == 0) return;  // it keeps nothing yet
   Note("lose_power", -1, away);
   cluster_.host->Crash();
   cluster_.journal->LosePower();
@@ -96,16 +94,10 @@ void SimFaults::FillDisk(absl::Duration duration) {
   sim_->At(duration, [this] { cluster_.journal->set_full(false); });
 }
 
-// The reserve is used up: decisions still go through, nothing new begins.
 void SimFaults::LowDisk(absl::Duration duration) {
   Note("disk_low", -1, duration);
-  TellStorage(false);
-  sim_->At(duration, [this] { TellStorage(true); });
-}
-
-void SimFaults::TellStorage(bool writable) {
-  (void)cluster_.host->Post(StorageState{writable, writable ? "" : "the journal's disk is full"},
-                            nullptr);
+  cluster_.host->SetDisk(absl::ResourceExhaustedError("the journal lives on its reserve"));
+  sim_->At(duration, [this] { cluster_.host->SetDisk(absl::OkStatus()); });
 }
 
 void SimFaults::CauseOne() {

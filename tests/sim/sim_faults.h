@@ -18,6 +18,7 @@ struct FaultWeights {
   int crash_coordinator = 4, freeze_coordinator = 2, lose_power = 1;
   int disk_full = 2, disk_low = 1, spill_full = 1;
   int jump_clock = 2, say_stale = 3, flood = 1;
+  int launch_fails = 2;  // of 1,000 starts of a trainer
 };
 
 struct FaultOptions {
@@ -61,7 +62,6 @@ class SimFaults {
   void Note(const std::string& fault, int node, absl::Duration lasts = absl::ZeroDuration());
   void BringBack(absl::Duration away);
   void LowDisk(absl::Duration duration);
-  void TellStorage(bool writable);
 
   Sim* const sim_;
   const FaultOptions options_;

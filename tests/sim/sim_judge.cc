@@ -1,5 +1,5 @@
 // SimCluster's judgement at the end of a run, when everything has been well for a while.
-#include <set>
+#include <algorithm>
 
 #include "tests/sim/sim_cluster.h"
 
@@ -44,6 +44,7 @@ void SimCluster::JudgeJob(const JobMachine& job) {
   };
   if (!job.ended()) bad(absl::StrCat("did not end; ", job.Progress()));
   if (job.ended() && !job.released()) bad("holds workers");
+  tally_.restarts += std::max<int>(job.restarts(), static_cast<int>(job.epoch()) - 1);
   tally_.completed += job.state() == JobState::kCompleted;
   tally_.failed += job.state() == JobState::kFailed;
   tally_.cancelled += job.state() == JobState::kCancelled;
@@ -72,8 +73,8 @@ void SimCluster::JudgeJob(const JobMachine& job) {
     const FailureCause& cause = *job.cause();
     const bool rank_hit = world != nullptr && world->faulted.contains(cause.rank.value_or(-1));
     const bool worker_hit = trainers_.WasHit(cause.worker);
-    const absl::Duration when = cause.time - absl::FromUnixSeconds(1'700'000'000);
-    if (!rank_hit && !worker_hit && !faults_.Hit(cause.node, when)) bad("blames a healthy rank");
+    if (!rank_hit && !worker_hit && !faults_.Hit(cause.node, checks_.EndedAt(job.job_id())))
+      bad("blames a healthy rank");
   }
 }
 

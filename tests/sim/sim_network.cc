@@ -39,13 +39,8 @@ void SimNetwork::ToCoordinator(StreamId stream, Event event) {
   const auto found = links_.find(stream);
   if (found == links_.end() || !found->second.agent_open) return;
   Link& link = found->second;
-  absl::Duration arrival = std::max(sim_->steady() + Delay(), link.last_up);
-  if (!calm_ && sim_->Chance(0.01)) {
-    arrival += absl::Milliseconds(30);  // behind the next one: what must be noticed
-  } else {
-    link.last_up = arrival;
-  }
-  sim_->At(arrival - sim_->steady(), [this, stream, event = std::move(event)]() mutable {
+  link.last_up = std::max(sim_->steady() + Delay(), link.last_up);
+  sim_->At(link.last_up - sim_->steady(), [this, stream, event = std::move(event)]() mutable {
     ArriveUp(stream, std::move(event));
   });
 }
@@ -65,19 +60,35 @@ void SimNetwork::ArriveUp(StreamId stream, Event event) {
   }
   // What was under way on a broken stream may still arrive, or not.
   if (!link.server_open || (!link.agent_open && sim_->Chance(0.7))) return;
-  if (const auto* heartbeat = std::get_if<Heartbeat>(&event)) {
-    ends_.beat(*heartbeat);
-    return;
-  }
   const bool again = !calm_ && sim_->Chance(0.05) && !std::holds_alternative<OpenStream>(event);
-  for (int i = 0; i < 1 + again; ++i) {
-    const absl::Status posted = ends_.post(event, [this, stream](const Outcome& outcome) {
-      if (outcome.status.ok()) return;
-      ++tally_.refused;
-      EndByCoordinator(stream, outcome.status);
-    });
-    if (!posted.ok()) return EndByCoordinator(stream, posted);
-    tally_.repeated += i;
+  if (again) {
+    ++tally_.repeated;
+    link.unread.push_back(event);
+  }
+  link.unread.push_back(std::move(event));
+  ReadNext(stream);
+}
+
+void SimNetwork::ReadNext(StreamId stream) {
+  Link& link = links_.at(stream);
+  while (!link.reading && link.server_open && !link.unread.empty()) {
+    Event event = std::move(link.unread.front());
+    link.unread.pop_front();
+    if (const auto* heartbeat = std::get_if<Heartbeat>(&event)) {
+      ends_.beat(*heartbeat);
+      continue;
+    }
+    link.reading = true;
+    const absl::Status posted =
+        ends_.post(std::move(event), [this, stream](const Outcome& outcome) {
+          const auto found = links_.find(stream);
+          if (found == links_.end()) return;
+          found->second.reading = false;
+          if (outcome.status.ok()) return ReadNext(stream);
+          ++tally_.refused;
+          EndByCoordinator(stream, outcome.status);
+        });
+    if (!posted.ok()) EndByCoordinator(stream, posted);
   }
 }
 
@@ -155,14 +166,6 @@ void SimNetwork::CoordinatorDied() {
     sim_->At(Delay(),
              [reply = waiting.reply] { reply(absl::UnavailableError("connection reset"), {}); });
   }
-}
-
-void SimNetwork::EndAll(const absl::Status& status) {
-  std::vector<StreamId> open;
-  for (const auto& [stream, link] : links_) {
-    if (link.server_open) open.push_back(stream);
-  }
-  for (const StreamId stream : open) EndByCoordinator(stream, status);
 }
 
 void SimNetwork::LoseAgentSide(StreamId stream, const absl::Status& status) {

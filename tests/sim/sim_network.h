@@ -1,10 +1,11 @@
 // The network between the nodes, the people and the coordinator in a simulation. A stream keeps its
-// order (but for a rare swap, which must be noticed); it is delayed, broken with what was under
-// way, and learned of as broken late or never on the other side. Calls and their replies get lost,
+// order, against others anything may come first; it is delayed, broken with what was under way,
+// and learned of as broken late or never on the other side. Calls and their replies get lost,
 // which the caller sees as UNAVAILABLE. A node that is cut off reaches nobody: what is under way
 // stalls until the end of the cut, or the stream breaks.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <map>
 #include <string>
@@ -30,7 +31,7 @@ class SimNetwork {
 
   explicit SimNetwork(Sim* sim) : sim_(sim) {}
   void Connect(Ends ends) { ends_ = std::move(ends); }
-  // No more losses, repetitions and swaps.
+  // No more losses and repetitions.
   void Calm() { calm_ = true; }
 
   absl::Duration Delay();  // of one message
@@ -49,7 +50,6 @@ class SimNetwork {
   // One side is gone.
   void AgentDied(StreamId stream);
   void CoordinatorDied();
-  void EndAll(const absl::Status& status);  // by the coordinator
 
   // ---- calls
   using Reply = std::function<void(const Outcome&)>;
@@ -70,12 +70,16 @@ class SimNetwork {
     bool stalls = true;                 // what a cut does to it
     absl::Duration last_up, last_down;  // arrival of the last message each way
     int queued_down = 0;
+    // The coordinator reads the next message once it has answered the last one.
+    std::deque<Event> unread;
+    bool reading = false;
   };
   struct Waiting {
     int node = 0;
     WaitReply reply;
   };
   void ArriveUp(StreamId stream, Event event);
+  void ReadNext(StreamId stream);
   void ArriveDown(StreamId stream, const AgentMessage& message);
   void LoseAgentSide(StreamId stream, const absl::Status& status);
   void LoseServerSide(StreamId stream);

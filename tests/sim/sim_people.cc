@@ -91,10 +91,14 @@ void SimPeople::Drain(const std::string& worker, bool undo) {
   checks_->Drained(worker, std::nullopt);
   Insist(DrainWorker{worker, undo}, [this, worker, undo](const Outcome& outcome) {
     draining_.erase(worker);
-    if (outcome.status.ok()) {
-      checks_->Drained(worker, !undo);
-      // Nobody forgets a worker for good.
-      if (!undo) sim_->At(absl::Seconds(3), [this, worker] { Drain(worker, true); });
+    if (outcome.status.ok()) checks_->Drained(worker, !undo);
+    // Nobody forgets a worker for good; one that is not known now comes back as it was.
+    if (!undo || !outcome.status.ok()) {
+      ++num_open_;
+      sim_->At(absl::Seconds(3), [this, worker] {
+        --num_open_;
+        Drain(worker, true);
+      });
     }
   });
 }

@@ -18,6 +18,7 @@ void Add(const SimCluster::Tally& one, SimCluster::Tally* sum) {
   sum->exited += one.exited;
   sum->coordinator_lives += one.coordinator_lives;
   sum->crashed_agents += one.crashed_agents;
+  sum->restarts += one.restarts;
   sum->new_incarnations += one.new_incarnations;
   sum->broken_streams += one.broken_streams;
   sum->repeated += one.repeated;
@@ -25,6 +26,7 @@ void Add(const SimCluster::Tally& one, SimCluster::Tally* sum) {
   sum->actions += one.actions;
   sum->steps += one.steps;
   sum->writes += one.writes;
+  sum->batches += one.batches;
   sum->stale_reports += one.stale_reports;
   sum->longest_step_gap = std::max(sum->longest_step_gap, one.longest_step_gap);
   for (const auto& [fault, count] : one.faults) sum->faults[fault] += count;
@@ -40,13 +42,15 @@ int FromEnvironment(const char* name, int otherwise) {
 
 bool OneSeed() { return FromEnvironment("MUSTER_SIM_SEED", 0) != 0; }
 
+int SeedCount(int count) {
+  if (OneSeed()) return 1;
+  return std::max<int>(1, int64_t{count} * FromEnvironment("MUSTER_SIM_SEEDS", 1000) / 1000);
+}
+
 SimCluster::Tally RunSeeds(uint32_t first, int count, SimOptions options) {
   SimCluster::Tally sum;
-  count = std::max<int>(1, int64_t{count} * FromEnvironment("MUSTER_SIM_SEEDS", 1000) / 1000);
-  if (OneSeed()) {
-    first = FromEnvironment("MUSTER_SIM_SEED", 0);
-    count = 1;
-  }
+  count = SeedCount(count);
+  if (OneSeed()) first = FromEnvironment("MUSTER_SIM_SEED", 0);
   options.trace = FromEnvironment("MUSTER_SIM_TRACE", 0) != 0;
   for (uint32_t seed = first; seed < first + count; ++seed) {
     options.seed = seed;

@@ -9,6 +9,8 @@ namespace muster {
 int FromEnvironment(const char* name, int otherwise);
 // Whether MUSTER_SIM_SEED asks for a single one.
 bool OneSeed();
+// How many seeds RunSeeds runs for this count.
+int SeedCount(int count);
 // Seeds first, first + 1, ... as many as `count`, or as MUSTER_SIM_SEEDS says for a count of 1000;
 // the sum of what happened. Stops at the first failure.
 SimCluster::Tally RunSeeds(uint32_t first, int count, SimOptions options);

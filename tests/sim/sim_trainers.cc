@@ -23,7 +23,7 @@ int64_t SimTrainers::Start(const SimRun& run) {
   on_node_[run.node].insert(pid);
   sim_->At(sim_->Between(absl::Milliseconds(1), absl::Milliseconds(30)), [=, this] {
     if (Find(pid) == nullptr) return;
-    if (!calm_ && sim_->Chance(0.002)) {
+    if (!calm_ && sim_->Chance(launch_failures_)) {
       hit_workers_.insert(run.worker);
       return Exit(pid, {.launch_error = "no memory"});
     }

@@ -51,6 +51,7 @@ class SimTrainers {
   explicit SimTrainers(Sim* sim) : sim_(sim) {}
   void Connect(Agents agents) { agents_ = std::move(agents); }
   void Calm() { calm_ = true; }
+  void set_launch_failures(double chance) { launch_failures_ = chance; }
   void set_step(absl::Duration shortest, absl::Duration longest) {
     shortest_step_ = shortest;
     longest_step_ = longest;
@@ -110,6 +111,7 @@ class SimTrainers {
   Sim* const sim_;
   Agents agents_;
   bool calm_ = false;
+  double launch_failures_ = 0;
   absl::Duration shortest_step_ = absl::Milliseconds(50), longest_step_ = absl::Milliseconds(350);
   std::map<int64_t, Trainer> trainers_;       // by pid
   std::map<int, std::set<int64_t>> on_node_;  // pids
