@@ -35,8 +35,6 @@ enum class RankStage { kStart, kForming, kLoad, kStep, kEvaluation, kSave, kDone
 inline constexpr int kNumRankStages = 8;
 // Of a phase as a trainer names it. A name that is not known here is one of preparing itself.
 RankStage StageOfPhase(const std::string& phase);
-// It has still to join in.
-inline bool IsEarly(RankStage stage) { return stage <= RankStage::kLoad; }
 // The wait that a rank of this stage is in; nullopt: it waits for nothing.
 std::optional<WaitPhase> WaitPhaseOf(RankStage stage);
 
