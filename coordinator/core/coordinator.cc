@@ -236,6 +236,7 @@ absl::Status Coordinator::On(const DrainWorker& event, absl::Time now, Outcome* 
 }
 
 absl::Status Coordinator::On(const SetKey& event, absl::Time now, Outcome* out) {
+  decided_ = true;  // unlike a report it is not sent again once it is answered
   return rendezvous_.Set(event, &out->actions);
 }
 

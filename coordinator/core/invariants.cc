@@ -1,6 +1,9 @@
 #include "coordinator/core/invariants.h"
 
+#include <algorithm>
+#include <map>
 #include <set>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 
@@ -76,6 +79,22 @@ void CheckJob(const Coordinator& coordinator, const JobMachine& job,
       bad(absl::StrCat("rank ", rank, "'s worker ", slot.worker, " does not hold it"));
     }
   }
+  if (open) {  // gang or nothing
+    for (size_t rank = 0; rank < job.ranks().size(); ++rank) {
+      const RankSlot& slot = job.ranks()[rank];
+      if (slot.trainer != RankSlot::Trainer::kLaunched && !slot.done.has_value()) {
+        bad(absl::StrCat("it goes on without rank ", rank));
+      }
+    }
+  }
+  for (const std::string& name : job.spares()) {
+    if (job.ended()) break;
+    const Worker* worker = coordinator.membership().FindWorker(name);
+    const AssignmentRef held{name, job.job_id(), job.epoch(), -1};
+    if (worker == nullptr || worker->assignment != held) {
+      bad(absl::StrCat("its spare ", name, " is not held"));
+    }
+  }
   const DirectiveLog& log = job.directives();
   if (log.applied() > log.last()) bad("more directives applied than given");
   int64_t number = 0;
@@ -91,11 +110,67 @@ void CheckJob(const Coordinator& coordinator, const JobMachine& job,
   }
 }
 
+// What is counted as it changes, counted again.
+void CheckSupply(const Membership& members, std::vector<std::string>* wrong) {
+  std::map<DeviceKind, WorkerSupply> supply;
+  for (const auto& [name, worker] : members.workers()) {
+    WorkerSupply& count = supply[worker.info.kind];
+    const AgentState state = members.FindAgent(worker.incarnation)->state;
+    if (state == AgentState::kLost) continue;
+    if (worker.draining) {
+      ++count.num_draining;
+    } else if (state != AgentState::kAlive) {
+      ++count.num_unheard;
+    } else {
+      ++count.num_usable;
+      if (!worker.assignment.has_value()) ++count.num_idle;
+    }
+  }
+  for (const auto& [kind, counted] : members.supply()) {
+    const WorkerSupply& real = supply[kind];
+    if (counted.num_idle != real.num_idle || counted.num_usable != real.num_usable ||
+        counted.num_draining != real.num_draining || counted.num_unheard != real.num_unheard) {
+      wrong->push_back(absl::StrCat("the supply of ", DeviceKindName(kind), " workers is ",
+                                    real.num_idle, " idle of ", real.num_usable, ", ",
+                                    real.num_draining, " draining, ", real.num_unheard,
+                                    " unheard; it was counted otherwise"));
+    }
+  }
+}
+
+void CheckBounds(const Coordinator& coordinator, std::vector<std::string>* wrong) {
+  const CoordinatorOptions& options = coordinator.options();
+  const auto bound = [&](const char* what, size_t size, size_t limit) {
+    if (size > limit) wrong->push_back(absl::StrCat(size, " ", what, "; limit ", limit));
+  };
+  size_t num_queued = 0;
+  for (const auto& [sequence, job] : coordinator.jobs()) {
+    num_queued += job->state() == JobState::kQueued ? 1 : 0;
+    const JobHistory& history = job->history();
+    bound("steps", history.steps().size(), history.steps().capacity());
+    bound("events", history.events().size(), history.events().capacity());
+    bound("evaluations", history.evaluations().size(), history.evaluations().capacity());
+    bound("checkpoints", history.checkpoints().size(), history.checkpoints().capacity());
+    bound("directives wait", job->directives().last() - job->directives().applied(),
+          DirectiveLog::kMaxPending);
+    const KvStore* store = coordinator.rendezvous().FindStore(job->job_id());
+    if (store == nullptr) continue;
+    bound("keys", store->num_keys(), options.rendezvous.max_keys);
+    bound("waiting calls", store->num_waiters(), options.rendezvous.max_waiters);
+  }
+  bound("jobs", coordinator.jobs().size(), options.max_jobs);
+  bound("waiting jobs", num_queued, options.max_waiting_jobs);
+  bound("workers", coordinator.membership().workers().size(), options.membership.max_workers);
+  bound("agents", coordinator.membership().agents().size(), options.membership.max_agents);
+}
+
 }  // namespace
 
 std::vector<std::string> CheckInvariants(const Coordinator& coordinator) {
   std::vector<std::string> wrong;
   CheckWorkers(coordinator, &wrong);
+  CheckSupply(coordinator.membership(), &wrong);
+  CheckBounds(coordinator, &wrong);
   for (const auto& [sequence, job] : coordinator.jobs()) CheckJob(coordinator, *job, &wrong);
   return wrong;
 }
@@ -108,8 +183,26 @@ std::vector<std::string> CheckInvariants(const Coordinator& coordinator, const J
 
 std::vector<std::string> InvariantChecker::Check(const Coordinator& coordinator) {
   std::vector<std::string> wrong = CheckInvariants(coordinator);
+  CompareAgents(coordinator.membership(), &wrong);
   for (const auto& [sequence, job] : coordinator.jobs()) Compare(*job, &wrong);
   return wrong;
+}
+
+void InvariantChecker::CompareAgents(const Membership& members, std::vector<std::string>* wrong) {
+  std::erase_if(agents_,
+                [&](const auto& seen) { return members.FindAgent(seen.first) == nullptr; });
+  for (const auto& [incarnation, agent] : members.agents()) {
+    SeenAgent& seen = agents_[incarnation];
+    const bool lost = agent.state == AgentState::kLost;
+    if (seen.lost && !lost) {
+      wrong->push_back(absl::StrCat("agent on ", agent.node, " was lost and is not"));
+    }
+    if (agent.reports_through < seen.reports_through) {
+      wrong->push_back(absl::StrCat("reports of the agent on ", agent.node, " went back from ",
+                                    seen.reports_through, " to ", agent.reports_through));
+    }
+    seen = {lost, agent.reports_through};
+  }
 }
 
 std::vector<std::string> InvariantChecker::Check(const Coordinator& coordinator,
@@ -123,8 +216,10 @@ void InvariantChecker::Compare(const JobMachine& job, std::vector<std::string>* 
   Seen now{.state = job.state(),
            .version = job.version(),
            .epoch = job.epoch(),
-           .last_directive = job.directives().last(),
            .applied = job.directives().applied(),
+           .directives = job.directives().After(0),
+           .unique_id = job.unique_id(),
+           .aborted = job.aborted(),
            .exit_code = job.exit_code(),
            .reason = job.reason(),
            .released = job.released()};
@@ -140,11 +235,22 @@ void InvariantChecker::Compare(const JobMachine& job, std::vector<std::string>* 
   if (now.version < before.version) bad("its version went back");
   if (now.state != before.state && now.version == before.version) bad("state without version");
   if (now.epoch < before.epoch) bad("its epoch went back");
-  if (now.last_directive < before.last_directive) bad("directives went away");
+  const size_t common = std::min(now.directives.size(), before.directives.size());
+  if (common < before.directives.size()) bad("directives went away");
+  if (!std::equal(now.directives.begin(), now.directives.begin() + common,
+                  before.directives.begin())) {
+    bad("a directive has changed");
+  }
+  for (const RankSlot& slot : job.ranks()) now.workers.push_back(slot.worker);
+  if (now.epoch == before.epoch && !before.workers.empty()) {
+    if (now.workers != before.workers) bad("a rank has another worker in the same epoch");
+    if (!before.unique_id.empty() && now.unique_id != before.unique_id) bad("another unique ID");
+    if (before.aborted && !now.aborted) bad("an aborted epoch goes on");
+  }
   if (now.applied < before.applied) bad("applied directives went back");
   if (!before.cause.empty() && now.cause != before.cause) bad("its first cause was replaced");
   if (before.released && !now.released) bad("it holds workers again");
-  before = now;
+  before = std::move(now);
 }
 
 }  // namespace muster

@@ -75,8 +75,11 @@ absl::Status JobMachine::RestoreState(const JobRecords& records) {
   if (records.state == nullptr) return Bad(absl::StrCat(base, "/state"), "is missing");
   JsonReader state(absl::StrCat(base, "/state"), *records.state);
   VisitState(state, *this);
-  state.Check(version_ >= 1, "version", "must be 1 or more");
-  state.Check(epoch_ >= 0, "epoch", "must be 0 or more");
+  // Both are counted on.
+  constexpr int64_t kTooLarge = int64_t{1} << 62;
+  state.Check(version_ >= 1 && version_ < kTooLarge, "version",
+              "must be 1 or more, and not that large");
+  state.Check(epoch_ >= 0 && epoch_ < kTooLarge, "epoch", "must be 0 or more, and not that large");
   state.Check(iteration_ >= 0, "iteration", "must be 0 or more");
   state.Check(state_ != JobState::kSubmitted, "state", "must be a state in which a job can wait");
   std::vector<double> samples;

@@ -7,6 +7,12 @@
 #include "common/base/check.h"
 
 namespace muster {
+namespace {
+
+constexpr int64_t kMaxLostBatches = 100'000;  // that a gap after a restore may be long
+
+}  // namespace
+
 const char* AgentStateName(AgentState state) {
   switch (state) {
     case AgentState::kJoining:
@@ -100,13 +106,13 @@ absl::StatusOr<bool> Membership::AcceptBatch(StreamId stream, int64_t sequence, 
   Agent& agent = *found->second;
   SignOfLife(&agent, now);
   if (sequence <= agent.reports_through) return false;
-  if (sequence > agent.reports_through + 1) {
-    if (!agent.resumes_reports) {
+  if (sequence - 1 > agent.reports_through) {
+    const int64_t num_lost = sequence - 1 - agent.reports_through;
+    if (!agent.resumes_reports || num_lost > kMaxLostBatches) {
       return absl::FailedPreconditionError(absl::StrCat("report batch ", sequence, " came, but ",
                                                         agent.reports_through + 1, " is next"));
     }
-    num_lost_batches_ +=
-        static_cast<int>(std::min<int64_t>(sequence - agent.reports_through - 1, 1'000'000));
+    num_lost_batches_ += num_lost;
   }
   agent.resumes_reports = false;
   agent.reports_through = sequence;

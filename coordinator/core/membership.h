@@ -185,7 +185,7 @@ class Membership {
   // Alive, not draining, without an assignment.
   bool IsIdle(const Worker& worker) const { return worker.use == Worker::Use::kIdle; }
   const std::map<DeviceKind, WorkerSupply>& supply() const { return supply_; }
-  int num_lost_batches() const { return num_lost_batches_; }  // gaps after a restore
+  int64_t num_lost_batches() const { return num_lost_batches_; }  // gaps after a restore
 
   absl::Duration heartbeat_interval() const { return options_.heartbeat_interval * stretch_; }
   absl::Duration heartbeat_timeout() const { return options_.heartbeat_timeout * stretch_; }
@@ -236,7 +236,8 @@ class Membership {
   std::unordered_map<std::string, std::set<std::string>> devices_;  // "node cuda:0" -> workers
   std::map<DeviceKind, WorkerSupply> supply_;
   int num_live_workers_ = 0;  // of agents that are not lost
-  int num_awaited_ = 0, num_lost_batches_ = 0;
+  int num_awaited_ = 0;
+  int64_t num_lost_batches_ = 0;
   std::set<std::string> unsaved_agents_, unsaved_reports_;  // incarnations
   std::set<std::string> unsaved_drained_;                   // workers
   std::set<std::string> drained_;                           // names; outlive a registration

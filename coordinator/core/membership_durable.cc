@@ -130,7 +130,9 @@ absl::Status Membership::RestoreRecord(const std::string& key, const std::string
   if (agent == agents_.end()) return Bad(key, "the agent's own record is missing");
   JsonReader reader(key, value);
   reader("through", agent->second.reports_through);
-  reader.Check(agent->second.reports_through >= 0, "through", "must be 0 or more");
+  reader.Check(
+      agent->second.reports_through >= 0 && agent->second.reports_through < int64_t{1} << 62,
+      "through", "must be 0 or more, and not that large");
   return reader.status();
 }
 

@@ -79,8 +79,10 @@ absl::StatusOr<std::set<std::string>> Membership::Conflicts(const RegisterAgent&
   const auto check = [&](const Worker& other, absl::string_view what) -> absl::Status {
     const Agent& agent = agents_.at(other.incarnation);
     if (agent.incarnation == request.incarnation) return absl::OkStatus();
+    // Its node is heard, so it is not the network that keeps it silent.
+    const bool gone = agent.stream == 0 || last_tick_ - agent.last_sign > timeout_of(agent);
     const bool started_again =
-        agent.state == AgentState::kSuspect && agent.stream == 0 && agent.node == request.node;
+        agent.state == AgentState::kSuspect && gone && agent.node == request.node;
     if (agent.state != AgentState::kLost && !started_again) {
       return absl::AlreadyExistsError(
           absl::StrCat(what, " is held by worker ", other.info.name, " of an agent on ", agent.node,
@@ -133,7 +135,8 @@ absl::Status Membership::Register(const RegisterAgent& request, absl::Time now,
   for (auto it = agents_.begin(); it != agents_.end();) {
     const std::string incarnation = (it++)->first;
     const int after = static_cast<int>(workers_.size() + request.workers.size()) - freed;
-    if (after <= options_.max_workers) break;
+    const int num_agents = static_cast<int>(agents_.size() - in_the_way.size());
+    if (after <= options_.max_workers && num_agents < options_.max_agents) break;
     if (agents_.at(incarnation).state != AgentState::kLost || in_the_way.contains(incarnation)) {
       continue;
     }
@@ -151,6 +154,7 @@ absl::Status Membership::Register(const RegisterAgent& request, absl::Time now,
     if (agents_.at(incarnation).state != AgentState::kLost) {
       lost->push_back({.incarnation = incarnation,
                        .reason = "its agent was started again",
+                       .stream = agents_.at(incarnation).stream,
                        .assignments = AssignmentsOf(agents_.at(incarnation))});
     }
     Forget(incarnation);

@@ -29,6 +29,11 @@ class Rendezvous {
   void Cancel(WaitToken token);
   void Expire(absl::Time now, std::vector<Action>* done);
 
+  // nullptr: no epoch of the job is open.
+  const KvStore* FindStore(const std::string& job_id) const {
+    const auto round = rounds_.find(job_id);
+    return round == rounds_.end() ? nullptr : &round->second.store;
+  }
   // 0: none is open.
   int64_t epoch(const std::string& job_id) const;
 

@@ -289,7 +289,7 @@ TEST_F(RestartTest, WhatNeedsTheDisk) {
             Durability::kReport);
   EXPECT_EQ(durability_of(ReportBatch{1, 2, {{rank0, PublishUniqueIdMessage{1, "ab"}}}}),
             Durability::kDecision);
-  EXPECT_EQ(durability_of(SetKey{"job-1", 1, "k", "v"}), Durability::kReport);
+  EXPECT_EQ(durability_of(SetKey{"job-1", 1, "k", "v"}), Durability::kDecision);
   StepMessage step;
   step.iteration = 1;
   EXPECT_EQ(durability_of(ReportBatch{1, 3, {{rank0, step}}}), Durability::kReport);
