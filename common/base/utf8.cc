@@ -39,4 +39,12 @@ std::string ValidUtf8(absl::string_view text) {
   return valid;
 }
 
+std::string Utf8Prefix(absl::string_view text, size_t max_bytes) {
+  if (text.size() <= max_bytes) return std::string(text);
+  size_t end = max_bytes;
+  // A continuation byte is 10xxxxxx: back to the start of its character.
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+  return std::string(text.substr(0, end));
+}
+
 }  // namespace muster

@@ -12,4 +12,7 @@ namespace muster {
 // points above U+10FFFF are none) replaced by U+FFFD.
 std::string ValidUtf8(absl::string_view text);
 
+// The first `max_bytes` bytes at most, without a character that would be cut in two.
+std::string Utf8Prefix(absl::string_view text, size_t max_bytes);
+
 }  // namespace muster

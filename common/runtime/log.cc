@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "common/runtime/mutex.h"
@@ -104,7 +105,7 @@ void WriteLog(LogLevel level, absl::string_view text) {
     line = LogRecordAsJson(now, level, name, context, text);
   } else {
     line = absl::StrCat(absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", now, absl::UTCTimeZone()), " ",
-                        Letter(level), " ", name, " ", text);
+                        Letter(level), " ", name, " ", absl::StrReplaceAll(text, {{"\n", "\\n"}}));
   }
   line += '\n';
   // A failed write to stderr has nowhere to be reported.

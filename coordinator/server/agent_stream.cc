@@ -6,6 +6,7 @@
 #include "common/rpc/address.h"
 #include "common/rpc/convert.h"
 #include "coordinator/server/agent_convert.h"
+#include "coordinator/server/reason.h"
 
 namespace muster {
 
@@ -87,7 +88,7 @@ absl::StatusOr<Event> AgentStream::EventOf(const v1::ConnectRequest& request) {
     case v1::ConnectRequest::kHello:
       return OpenStream{request.hello().incarnation(), id_};
     case v1::ConnectRequest::kGoodbye:
-      return LeaveAgent{id_, request.goodbye().reason()};
+      return LeaveAgent{id_, ReasonOf(request.goodbye().reason())};
     case v1::ConnectRequest::kReports: {
       auto batch = FromProto(request.reports(), id_);
       if (!batch.ok()) return batch.status();

@@ -3,6 +3,7 @@
 #include "common/rpc/convert.h"
 #include "common/runtime/log.h"
 #include "coordinator/server/job_convert.h"
+#include "coordinator/server/reason.h"
 #include "coordinator/server/watch.h"
 
 namespace muster {
@@ -52,22 +53,23 @@ grpc::ServerUnaryReactor* JobServiceImpl::CancelJob(grpc::CallbackServerContext*
                                                     v1::CancelJobResponse* response) {
   const auto call = gate_->Begin(context, "/muster.v1.JobService/CancelJob");
   const std::string& job_id = request->job_id();
-  gate_->Post(
-      call,
-      muster::CancelJob{
-          .job_id = job_id, .reason = request->reason(), .mode = FromProto(request->mode())},
-      [this, call, response, job_id](const Outcome& outcome) {
-        if (!outcome.status.ok()) {
-          call->Answer(outcome.status);
-          return;
-        }
-        WatchJobAndCore(
-            gate_, call, job_id, absl::ZeroDuration(), [](const JobMachine&) { return true; },
-            [response](const JobMachine& job, const Coordinator& core) {
-              *response->mutable_job() = ToProto(job, JobDetail::kFull, core.Signs());
-              return absl::OkStatus();
-            });
-      });
+  gate_->Post(call,
+              muster::CancelJob{.job_id = job_id,
+                                .reason = ReasonOf(request->reason()),
+                                .mode = FromProto(request->mode())},
+              [this, call, response, job_id](const Outcome& outcome) {
+                if (!outcome.status.ok()) {
+                  call->Answer(outcome.status);
+                  return;
+                }
+                WatchJobAndCore(
+                    gate_, call, job_id, absl::ZeroDuration(),
+                    [](const JobMachine&) { return true; },
+                    [response](const JobMachine& job, const Coordinator& core) {
+                      *response->mutable_job() = ToProto(job, JobDetail::kFull, core.Signs());
+                      return absl::OkStatus();
+                    });
+              });
   return call.get();
 }
 

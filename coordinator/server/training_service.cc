@@ -7,6 +7,7 @@
 #include "common/rpc/convert.h"
 #include "coordinator/core/ledger_rows.h"
 #include "coordinator/server/job_convert.h"
+#include "coordinator/server/reason.h"
 #include "coordinator/server/watch.h"
 
 namespace muster {
@@ -65,7 +66,7 @@ grpc::ServerUnaryReactor* TrainingServiceImpl::RequestCheckpoint(
     v1::RequestCheckpointResponse* response) {
   return RequestOf(gate_, gate_->Begin(context, "/muster.v1.TrainingService/RequestCheckpoint"),
                    RequestDirective{.job_id = request->job_id(),
-                                    .reason = request->reason(),
+                                    .reason = ReasonOf(request->reason()),
                                     .kind = Directive::Kind::kCheckpoint},
                    response);
 }
@@ -75,7 +76,7 @@ grpc::ServerUnaryReactor* TrainingServiceImpl::RequestEvaluation(
     v1::RequestEvaluationResponse* response) {
   return RequestOf(gate_, gate_->Begin(context, "/muster.v1.TrainingService/RequestEvaluation"),
                    RequestDirective{.job_id = request->job_id(),
-                                    .reason = request->reason(),
+                                    .reason = ReasonOf(request->reason()),
                                     .kind = Directive::Kind::kEvaluate},
                    response);
 }

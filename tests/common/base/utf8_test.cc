@@ -31,5 +31,14 @@ TEST(ValidUtf8Test, CharactersStayAndOtherBytesBecomeTheReplacementCharacter) {
   }
 }
 
+TEST(Utf8PrefixTest, NoCharacterIsCutInTwo) {
+  EXPECT_EQ(Utf8Prefix("abc", 3), "abc");
+  EXPECT_EQ(Utf8Prefix("abc", 2), "ab");
+  EXPECT_EQ(Utf8Prefix("a\u20acb", 4), "a\u20ac");
+  EXPECT_EQ(Utf8Prefix("a\u20acb", 3), "a");
+  EXPECT_EQ(Utf8Prefix("\u20ac", 1), "");
+  EXPECT_EQ(Utf8Prefix("\x80\x80\x80", 2), "");
+}
+
 }  // namespace
 }  // namespace muster

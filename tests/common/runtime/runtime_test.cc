@@ -44,9 +44,11 @@ TEST(LogTest, ARecordIsOneLineWithLevelAndName) {
   testing::internal::CaptureStderr();
   MUSTER_LOG(kWarning) << "slow step=" << 7;
   MUSTER_LOG(kDebug) << "not shown";
+  MUSTER_LOG(kInfo) << "reason=\"of\nanother process\"";
   const std::string text = testing::internal::GetCapturedStderr();
   EXPECT_NE(text.find(" W trainer r3 slow step=7\n"), std::string::npos) << text;
-  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
+  EXPECT_NE(text.find("reason=\"of\\nanother process\"\n"), std::string::npos) << text;
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2);
 }
 
 TEST(LogTest, JsonLinesCarryTheContextOfTheThreadOrElseOfTheProcess) {

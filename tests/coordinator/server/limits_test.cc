@@ -130,6 +130,21 @@ TEST_F(LimitsTest, WaitingCallsOfAClientAreBounded) {
   EXPECT_NE(Submit(jobs.get()), "");
 }
 
+TEST_F(LimitsTest, ALongReasonIsCutAtACharacter) {
+  Start({});
+  const auto jobs = Jobs();
+  grpc::ClientContext context;
+  SetDeadline(&context, absl::Seconds(60));
+  v1::CancelJobRequest request;
+  request.set_job_id(Submit(jobs.get()));
+  for (int i = 0; i < 100'000; ++i) request.mutable_reason()->append("\u20ac");
+  v1::CancelJobResponse response;
+  const grpc::Status status = jobs->CancelJob(&context, request, &response);
+  ASSERT_TRUE(status.ok()) << status.error_message();
+  EXPECT_THAT(response.job().reason(), HasSubstr("\u20ac\u20ac"));
+  EXPECT_LT(response.job().reason().size(), 1'200u);
+}
+
 TEST_F(LimitsTest, TooLargeAMessageIsRefusedWithItsLimit) {
   Start({});
   grpc::ClientContext context;
