@@ -14,8 +14,10 @@
 #include "common/rpc/channel.h"
 #include "coordinator/server/server.h"
 #include "coordinator/server/status_page.h"
+#include "coordinator/server/status_view.h"
 #include "muster/v1/job.grpc.pb.h"
 #include "nlohmann/json.hpp"
+#include "tests/coordinator/core/core_cluster.h"
 #include "tests/coordinator/core/test_spec.h"
 #include "tests/coordinator/server/fake_agent.h"
 #include "tests/coordinator/server/http_client.h"
@@ -198,6 +200,25 @@ TEST(StatusPageTest, NoTextFromElsewhereBecomesMarkup) {
     const std::string name(element);
     EXPECT_EQ(count("<" + name + ">") + count("<" + name + " "), count("</" + name + ">")) << name;
   }
+}
+
+TEST(StatusPageTest, StaysReadableAt4096Ranks) {
+  CoreCluster cluster;
+  for (int node = 1; node <= 512; ++node) cluster.Join(node, 8);
+  const std::string job = cluster.Submit({.world_size = 4096});
+  for (int rank = 0; rank < 24; ++rank) {
+    cluster.Report(job, rank, PhaseMessage{.phase = rank == 7 ? "forming" : "loading"});
+  }
+  const StatusView view = StatusViewOf(cluster.core(), absl::UnixEpoch());
+  ASSERT_EQ(view.active.size(), 1u);
+  ASSERT_EQ(view.active[0].phases.size(), 3u);  // most ranks first
+  EXPECT_EQ(view.active[0].phases[0].num_ranks, 4072);
+  EXPECT_EQ(view.active[0].phases[1].ranks, "0-6,8-23");
+  EXPECT_EQ(view.active[0].phases[2].ranks, "7");
+  EXPECT_EQ(view.num_workers, 4096);
+  ASSERT_EQ(view.nodes.size(), 1u);  // all in one condition
+  EXPECT_EQ(view.nodes[0].num_nodes, 512);
+  EXPECT_LT(RenderStatusPage(view).size(), 20'000u);
 }
 
 TEST(StatusPageTest, AnEmptyClusterHasAPage) {
