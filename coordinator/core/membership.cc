@@ -226,7 +226,10 @@ const Worker* Membership::FindWorker(const std::string& name) const {
 
 void Membership::SignOfLife(Agent* agent, absl::Time now) {
   agent->last_sign = now;
-  for (const Agent::Held& job : agent->jobs) job.activity->heard = now;
+  for (const Agent::Held& job : agent->jobs) {
+    if (now - job.activity->heard > timeout_of(*agent)) job.activity->heard_since = now;
+    job.activity->heard = now;
+  }
   if (agent->state == AgentState::kAlive) return;
   agent->closed_at.reset();
   NotAwaited(agent);

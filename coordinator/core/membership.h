@@ -50,8 +50,9 @@ const char* AgentStateName(AgentState state);
 
 // What is heard of a job from all agents that hold its ranks.
 struct JobActivity {
-  absl::Time heard = absl::InfinitePast();     // the newest sign of life of any of them
-  absl::Time progress = absl::InfinitePast();  // when its iteration was last seen to rise
+  absl::Time heard = absl::InfinitePast();        // the newest sign of life of any of them
+  absl::Time heard_since = absl::InfinitePast();  // without a gap of a heartbeat timeout since then
+  absl::Time progress = absl::InfinitePast();     // when its iteration was last seen to rise
   int64_t epoch = 0, iteration = -1;
   int num_held = 0;  // ranks; none: forgotten
 };

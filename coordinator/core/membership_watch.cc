@@ -85,7 +85,11 @@ SilenceDecision Membership::Judge(const Agent& agent, absl::Time now,
     silence.patience = std::max(silence.patience, facts.patience);
     silence.last_progress = std::max(silence.last_progress, job.activity->progress);
     // This agent itself has not been heard within its timeout.
-    if (now - job.activity->heard <= silence.timeout) silence.others_heard = true;
+    if (now - job.activity->heard > silence.timeout) continue;
+    silence.heard_since = silence.others_heard
+                              ? std::min(silence.heard_since, job.activity->heard_since)
+                              : job.activity->heard_since;
+    silence.others_heard = true;
   }
   return DecideSilence(silence);
 }
@@ -102,6 +106,7 @@ void Membership::Shift(absl::Duration by) {
   }
   for (auto& [job_id, activity] : activity_) {
     activity.heard = shifted(activity.heard);
+    activity.heard_since = shifted(activity.heard_since);
     activity.progress = shifted(activity.progress);
   }
 }

@@ -39,8 +39,9 @@ SilenceDecision DecideSilence(const Silence& s) {
                                 "; kept, for nobody of its job is heard: the network "
                                 "between may be cut")};
   }
-  if (stuck > std::max(s.timeout, s.patience)) {  // d
-    return {true, absl::StrCat(silent, ", and its job has made no progress for ", Text(stuck))};
+  const absl::Duration waited = std::min(stuck, s.now - s.heard_since);
+  if (waited > std::max(s.timeout, s.patience)) {  // d
+    return {true, absl::StrCat(silent, ", and its job has made no progress for ", Text(waited))};
   }
   return {false, absl::StrCat(silent, "; kept until its job has made no progress for ",
                               Text(std::max(s.timeout, s.patience)))};

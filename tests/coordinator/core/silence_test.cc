@@ -21,6 +21,7 @@ struct Row {
   bool others_heard;
   bool lost;
   const char* reason;
+  double heard_for = 1000;  // others_heard: for so long
 };
 
 TEST(SilenceTest, Rules) {
@@ -44,6 +45,10 @@ TEST(SilenceTest, Rules) {
       {"d: others wait for it", 12, -1, true, -1, 10, true, true, "no progress for 12s"},
       {"d: not yet", 9, -1, true, -1, 10, true, false, "kept until its job has made no progress"},
       {"d: at least the timeout", 1.6, -1, true, -1, 0.1, true, true, "no progress"},
+      {"d: not while we were cut off from all", 34, -1, true, -1, 10, true, false,
+       "kept until its job has made no progress", 0.1},
+      {"d: the same once they have been heard again for so long", 45, -1, true, -1, 10, true, true,
+       "no progress for 11s", 11},
       {"e: cut off", 59, -1, true, -1, 10, false, false, "network"},
       {"e: for too long", 61, -1, true, -1, 10, false, true, "nobody else of its job was heard"},
   };
@@ -58,6 +63,7 @@ TEST(SilenceTest, Rules) {
         .last_progress = row.progress < 0 ? absl::InfinitePast() : now - S(row.progress),
         .patience = S(row.patience),
         .others_heard = row.others_heard,
+        .heard_since = now - S(row.heard_for),
         .limit = S(60)};
     if (row.closed >= 0) silence.closed_at = now - S(row.closed);
     const SilenceDecision decision = DecideSilence(silence);
