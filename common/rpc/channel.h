@@ -33,9 +33,9 @@ std::shared_ptr<grpc::Channel> NewChannel(const std::string& address, const Toke
 void SetDeadline(grpc::ClientContext* context, absl::Duration from_now);
 
 // Server side of the same limits. Switches port sharing (SO_REUSEPORT) off: gRPC's default lets a
-// second server take half of the connections of the first. Also takes what gRPC does beside its work
-// out of the way, for this connection (bandwidth probes) and for the process (Abseil's deadlock
-// detector).
+// second server take half of the connections of the first. Also takes what gRPC does beside its
+// work out of the way, for this connection (bandwidth probes) and for the process (Abseil's
+// deadlock detector).
 void SetServerLimits(grpc::ServerBuilder* builder);
 
 // Pause before try `attempt` (0, 1, ...): doubles from `first` up to `cap`, spread by `unit` in [0,

@@ -117,8 +117,8 @@ int64_t Coordinator::SequenceOf(const std::string& job_id) const {
 DurableChanges Coordinator::TakeChanges() {
   DurableChanges changes;
   // The coordinator's own record comes with the first other one, and with each new job.
-  const bool any = membership_.unsaved() || rendezvous_.unsaved() ||
-                   !unsaved_jobs_.empty() || !forgotten_jobs_.empty();
+  const bool any = membership_.unsaved() || rendezvous_.unsaved() || !unsaved_jobs_.empty() ||
+                   !forgotten_jobs_.empty();
   if (!any) {
     decided_ = false;
     return changes;
