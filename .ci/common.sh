@@ -15,7 +15,7 @@ PACKAGES=(
   g++ cmake ninja-build ccache mold git python3 python3-pip pkg-config ca-certificates
   libgrpc++-dev libprotobuf-dev protobuf-compiler protobuf-compiler-grpc libabsl-dev libc-ares-dev
   nlohmann-json3-dev libgtest-dev libgmock-dev libbenchmark-dev libsqlite3-dev libgloo-dev
-  bible-kjv bible-kjv-text strace
+  bible-kjv bible-kjv-text strace iproute2
 )
 # What only `./dev ci`, `fmt` and `tidy` use.
 CHECK_PACKAGES=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev shellcheck systemd prometheus)

@@ -172,7 +172,8 @@ int Local(const Invocation& invocation) {
     absl::StatusOr<std::unique_ptr<LocalCluster>> cluster = LocalCluster::Start(run->cluster);
     status = cluster.status();
     if (cluster.ok()) {
-      std::cout << absl::StrCat("cluster on ", (*cluster)->address(), ", state in ",
+      std::cout << absl::StrCat("cluster on ", (*cluster)->address(), ", page at http://",
+                                (*cluster)->http_address(), "/status, state in ",
                                 run->cluster.state_dir, "\n")
                 << std::flush;
       code = RunJob(*run, cluster->get());

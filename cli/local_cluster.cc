@@ -70,7 +70,10 @@ absl::StatusOr<std::string> LocalCluster::WaitForAddress() {
     // It appears whole or not at all.
     std::ifstream file(options_.state_dir + "/coordinator/coordinator.json");
     const nlohmann::json json = nlohmann::json::parse(file, nullptr, /*allow_exceptions=*/false);
-    if (json.is_object() && json.contains("address")) return json["address"].get<std::string>();
+    if (json.is_object() && json.contains("address")) {
+      http_address_ = json.value("http_address", "");
+      return json["address"].get<std::string>();
+    }
     if (coordinator_->WaitEnd(absl::Milliseconds(5))) {
       return absl::UnavailableError(coordinator_->DescribeEnd());
     }
@@ -90,6 +93,7 @@ absl::Status LocalCluster::Check() {
 absl::Status LocalCluster::WriteDescription(const std::string& job_id) const {
   nlohmann::ordered_json json = {
       {"address", address_},
+      {"http_address", http_address_},
       {"pids", {{"coordinator", coordinator_->pid()}, {"worker", worker_->pid()}}},
       {"state_dir", std::filesystem::absolute(options_.state_dir).string()}};
   if (!job_id.empty()) json["job_id"] = job_id;

@@ -25,6 +25,8 @@ class LocalCluster {
   static absl::StatusOr<std::unique_ptr<LocalCluster>> Start(const Options& options);
 
   const std::string& address() const { return address_; }
+  // Of its page for people, and of its metrics.
+  const std::string& http_address() const { return http_address_; }
   // An error when one of the two has ended.
   absl::Status Check();
   // cluster.json with the job's id too.
@@ -41,7 +43,7 @@ class LocalCluster {
   absl::StatusOr<std::string> WaitForAddress();
 
   const Options options_;
-  std::string address_;
+  std::string address_, http_address_;
   std::unique_ptr<Child> coordinator_, worker_;
 };
 
