@@ -60,7 +60,8 @@ void Coordinator::Resync(const Agent& agent, std::vector<Action>* actions) {
     for (const int rank : ranks) launch.assignments.push_back(AssignmentFor(job, rank));
     send(std::move(launch));
     if (!job.unique_id().empty()) send(UniqueIdBroadcast{job_id, job.epoch(), job.unique_id()});
-    for (const Directive& directive : job.directives().After(job.directives_through())) {
+    // Those before were applied, and ranks apply only what all of them hold.
+    for (const Directive& directive : job.directives().After(job.directives().applied())) {
       send(DirectiveBroadcast{job_id, job.epoch(), directive});
     }
   }

@@ -274,7 +274,7 @@ class JobMachine {
   std::vector<std::string> spares_;  // workers
   std::string unique_id_;            // of this epoch; empty: not known yet
   bool aborted_ = false;             // this epoch is over
-  int64_t directives_through_ = 0;   // applied before this epoch
+  int64_t directives_through_ = 0;   // applied before this epoch; <= directives_.applied()
   DirectiveLog directives_;
   JobHistory history_;
 

@@ -13,6 +13,7 @@
 namespace muster {
 namespace {
 
+using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 
@@ -68,9 +69,10 @@ class RestartTest : public testing::Test {
         Handle(ReportBatch{static_cast<StreamId>(node), ++sequence_[node], {{from, body}}}).status;
     EXPECT_TRUE(status.ok()) << status;
   }
-  void Train(const std::string& job, int64_t iteration) {
+  void Train(const std::string& job, int64_t iteration, int64_t applied_directive = 0) {
     StepMessage step;
     step.iteration = iteration;
+    step.applied_directive = applied_directive;
     Report(1, job, 0, step);
   }
   void Advance(absl::Duration by) {
@@ -134,6 +136,38 @@ TEST_F(RestartTest, AgentsAreWaitedForAndWelcomedWithAllThatCounts) {
   Train(job, 8);
   EXPECT_EQ(Job(job).history().steps().size(), 2u);
   EXPECT_EQ(Job(job).history().steps().newest().index, 2);
+}
+
+TEST_F(RestartTest, DirectivesThatWereAppliedAreNotSentAgain) {
+  Join(1);
+  Join(2);
+  const std::string job = Submit({.save = "/ckpt"});
+  Train(job, 1);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(Handle(RequestDirective{.job_id = job}).status.ok());
+  Handle(CancelJob{.job_id = job, .mode = CancelMode::kStop});
+  const auto sent_again = [&](int node) {
+    sent_.clear();
+    Handle(CloseStream{static_cast<StreamId>(node)});
+    EXPECT_TRUE(Connect(node).ok());
+    std::vector<int64_t> numbers;
+    for (const auto& message : Sent<DirectiveBroadcast>(node)) {
+      numbers.push_back(message.directive.number);
+    }
+    return numbers;
+  };
+  EXPECT_THAT(sent_again(1), ElementsAre(1, 2, 3, 4));
+  Train(job, 5, /*applied_directive=*/2);
+  EXPECT_THAT(sent_again(1), ElementsAre(3, 4));
+  EXPECT_THAT(sent_again(2), ElementsAre(3, 4));
+  Restart();
+  EXPECT_THAT(sent_again(2), ElementsAre(3, 4));
+  EXPECT_THAT(sent_again(1), ElementsAre(3, 4));
+  // A stop goes out until a step has applied it: told again after each loss of a stream.
+  Train(job, 6, /*applied_directive=*/3);
+  Restart();
+  EXPECT_THAT(sent_again(1), ElementsAre(4));
+  EXPECT_THAT(sent_again(1), ElementsAre(4));
+  EXPECT_EQ(Sent<DirectiveBroadcast>(1).at(0).directive.kind, Directive::Kind::kStop);
 }
 
 TEST_F(RestartTest, WhoDoesNotComeBackInTimeIsLost) {
