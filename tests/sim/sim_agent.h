@@ -9,15 +9,15 @@
 #include <utility>
 #include <vector>
 
-#include "tests/sim/node_core.h"
 #include "tests/sim/sim_agents.h"
+#include "worker/core/agent_machine.h"
 
 namespace muster {
 
 // The agent's state folder: bounded, full for a while.
 class SimSpill : public ReportSpill {
  public:
-  absl::Status Append(const std::deque<NodeTrainerReport>& reports) override;
+  absl::Status Append(const std::deque<NodeReport>& reports) override;
   Taken TakeOldest() override;
   bool empty() const override { return chunks_.empty(); }
   void Clear() override { chunks_.clear(); }
@@ -26,7 +26,7 @@ class SimSpill : public ReportSpill {
   int64_t num_spilled = 0;
 
  private:
-  std::deque<std::vector<NodeTrainerReport>> chunks_;
+  std::deque<std::vector<NodeReport>> chunks_;
 };
 
 struct SimAgents::Agent {

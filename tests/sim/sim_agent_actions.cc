@@ -186,7 +186,7 @@ void SimAgents::Ask(int node, int life, const std::string& worker, int64_t run,
 
 // ---- the state folder
 
-absl::Status SimSpill::Append(const std::deque<NodeTrainerReport>& reports) {
+absl::Status SimSpill::Append(const std::deque<NodeReport>& reports) {
   if (full) return absl::ResourceExhaustedError("the disk is full");
   size_t kept = 0;
   for (const auto& chunk : chunks_) kept += chunk.size();

@@ -96,7 +96,7 @@ CoordinatorOrder ToOrder(const AgentMessage& message) {
 
 ReportBatch ToEvent(const NodeReportBatch& batch, StreamId stream) {
   ReportBatch event{.stream = stream, .sequence = batch.sequence};
-  for (const NodeTrainerReport& report : batch.reports) {
+  for (const NodeReport& report : batch.reports) {
     const AssignmentKey& key = report.assignment;
     event.reports.push_back({{key.worker, key.job_id, key.epoch, report.rank},
                              std::visit([](const auto& r) { return ToBody(r); }, report.report)});

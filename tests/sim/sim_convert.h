@@ -4,7 +4,8 @@
 
 #include <string>
 
-#include "tests/sim/node_core.h"
+#include "coordinator/core/types.h"
+#include "worker/core/agent_messages.h"
 
 namespace muster {
 

@@ -112,7 +112,7 @@ struct FillReport {
     for (const std::string& line : m.last_log_lines) exited->add_last_log_lines(Utf8(line));
     exited->set_pid(m.pid);
   }
-  void operator()(const LogLines& m) {
+  void operator()(const NodeLogLines& m) {
     for (const std::string& line : m.lines) out->mutable_log()->add_lines(Utf8(line));
   }
 
@@ -183,7 +183,7 @@ std::optional<CoordinatorOrder> ToOrder(const v1::ConnectResponse& response) {
   return std::nullopt;
 }
 
-v1::TrainerReport ToProto(const TrainerReport& report) {
+v1::TrainerReport ToProto(const NodeReport& report) {
   v1::TrainerReport out;
   out.set_worker(report.assignment.worker);
   out.set_job_id(report.assignment.job_id);
@@ -193,10 +193,10 @@ v1::TrainerReport ToProto(const TrainerReport& report) {
   return out;
 }
 
-v1::ReportBatch ToProto(const ReportBatch& batch) {
+v1::ReportBatch ToProto(const NodeReportBatch& batch) {
   v1::ReportBatch out;
   out.set_sequence(batch.sequence);
-  for (const TrainerReport& report : batch.reports) *out.add_reports() = ToProto(report);
+  for (const NodeReport& report : batch.reports) *out.add_reports() = ToProto(report);
   return out;
 }
 

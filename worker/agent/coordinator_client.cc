@@ -61,7 +61,7 @@ class CoordinatorClient::Impl {
     thread_.join();
   }
 
-  void Send(int64_t stream, std::shared_ptr<const ReportBatch> batch) {
+  void Send(int64_t stream, std::shared_ptr<const NodeReportBatch> batch) {
     MutexLock lock(&mu_);
     if (stream != stream_ || context_ == nullptr) return;
     outbox_.push_back(std::move(batch));
@@ -210,7 +210,7 @@ class CoordinatorClient::Impl {
     absl::Time next_heartbeat = absl::Now() + heartbeat_interval_;
     const absl::Time welcome_due = absl::Now() + kWelcomeLimit;
     while (true) {
-      std::shared_ptr<const ReportBatch> batch;
+      std::shared_ptr<const NodeReportBatch> batch;
       std::vector<JobProgress> progress;
       v1::ConnectRequest request;
       {
@@ -288,7 +288,7 @@ class CoordinatorClient::Impl {
   bool stream_broken_ ABSL_GUARDED_BY(mu_) = false;
   int64_t stream_ ABSL_GUARDED_BY(mu_) = 0;
   grpc::ClientContext* context_ ABSL_GUARDED_BY(mu_) = nullptr;  // of the stream that is open
-  std::deque<std::shared_ptr<const ReportBatch>> outbox_ ABSL_GUARDED_BY(mu_);
+  std::deque<std::shared_ptr<const NodeReportBatch>> outbox_ ABSL_GUARDED_BY(mu_);
   std::vector<JobProgress> progress_ ABSL_GUARDED_BY(mu_);
   std::optional<std::string> goodbye_ ABSL_GUARDED_BY(mu_);  // the reason, once it is to be said
 
@@ -300,7 +300,7 @@ CoordinatorClient::CoordinatorClient(std::shared_ptr<grpc::Channel> channel, std
     : impl_(std::make_unique<Impl>(std::move(channel), std::move(address), std::move(registration),
                                    std::move(callbacks))) {}
 CoordinatorClient::~CoordinatorClient() = default;
-void CoordinatorClient::Send(int64_t stream, std::shared_ptr<const ReportBatch> batch) {
+void CoordinatorClient::Send(int64_t stream, std::shared_ptr<const NodeReportBatch> batch) {
   impl_->Send(stream, std::move(batch));
 }
 void CoordinatorClient::SetProgress(std::vector<JobProgress> progress) {

@@ -40,7 +40,7 @@ class CoordinatorClient {
   // Ends the stream and the threads.
   ~CoordinatorClient();
 
-  void Send(int64_t stream, std::shared_ptr<const ReportBatch> batch);
+  void Send(int64_t stream, std::shared_ptr<const NodeReportBatch> batch);
   // What the next heartbeats say.
   void SetProgress(std::vector<JobProgress> progress);
   // Registers anew, as another incarnation.

@@ -32,7 +32,7 @@ uint32_t U32At(absl::string_view bytes, size_t at) {
   return value;
 }
 
-bool IsLog(const TrainerReport& report) { return std::holds_alternative<LogLines>(report.report); }
+bool IsLog(const NodeReport& report) { return std::holds_alternative<NodeLogLines>(report.report); }
 
 }  // namespace
 
@@ -72,7 +72,7 @@ bool FileSpill::DropLogSegment() {
   return true;
 }
 
-absl::Status FileSpill::Append(const std::deque<TrainerReport>& reports) {
+absl::Status FileSpill::Append(const std::deque<NodeReport>& reports) {
   absl::Status status = Write(reports);
   if (!status.ok() && !failed_) {
     MUSTER_LOG(kWarning) << "reports that wait for the coordinator can't be written, they stay in "
@@ -83,7 +83,7 @@ absl::Status FileSpill::Append(const std::deque<TrainerReport>& reports) {
   return status;
 }
 
-absl::Status FileSpill::Write(const std::deque<TrainerReport>& reports) {
+absl::Status FileSpill::Write(const std::deque<NodeReport>& reports) {
   Record main{.ordinal = next_ordinal_}, log{.ordinal = next_ordinal_};
   std::string main_payload, log_payload;
   for (size_t i = 0; i < reports.size(); ++i) {
@@ -93,7 +93,7 @@ absl::Status FileSpill::Write(const std::deque<TrainerReport>& reports) {
       record.first = reports[i].assignment;
       record.rank = reports[i].rank;
     }
-    if (IsLog(reports[i])) log.log_lines += std::get<LogLines>(reports[i].report).lines.size();
+    if (IsLog(reports[i])) log.log_lines += std::get<NodeLogLines>(reports[i].report).lines.size();
     const std::string bytes = EncodeReport(reports[i]);
     AddU32(&payload, static_cast<uint32_t>(i));
     AddU32(&payload, static_cast<uint32_t>(bytes.size()));
@@ -178,7 +178,7 @@ absl::Status FileSpill::AppendTo(Row& row, Record record, absl::string_view payl
 }
 
 bool FileSpill::Read(const Segment& segment, const Record& record,
-                     std::vector<std::pair<uint32_t, TrainerReport>>* reports) {
+                     std::vector<std::pair<uint32_t, NodeReport>>* reports) {
   std::string bytes(static_cast<size_t>(kHeader + record.size), '\0');
   for (size_t done = 0; done < bytes.size();) {
     const ssize_t count = pread(segment.fd, bytes.data() + done, bytes.size() - done,
@@ -191,7 +191,7 @@ bool FileSpill::Read(const Segment& segment, const Record& record,
   if (U32At(bytes, 0) != payload.size() || U32At(bytes, 4) != Crc32c(payload)) return false;
   for (size_t at = 0; at + kHeader <= payload.size();) {
     const uint32_t position = U32At(payload, at), size = U32At(payload, at + 4);
-    std::optional<TrainerReport> report = DecodeReport(payload.substr(at + kHeader, size));
+    std::optional<NodeReport> report = DecodeReport(payload.substr(at + kHeader, size));
     if (report) reports->emplace_back(position, *std::move(report));
     at += kHeader + size;
   }
@@ -199,7 +199,7 @@ bool FileSpill::Read(const Segment& segment, const Record& record,
 }
 
 void FileSpill::TakeFrom(Row& row, int64_t ordinal, Taken* taken,
-                         std::vector<std::pair<uint32_t, TrainerReport>>* reports) {
+                         std::vector<std::pair<uint32_t, NodeReport>>* reports) {
   // A segment without records can only be the last one, or one whose write failed.
   while (row.segments.size() > 1 && row.segments.front().records.empty()) {
     row.bytes -= row.segments.front().bytes;
@@ -236,7 +236,7 @@ ReportSpill::Taken FileSpill::TakeOldest() {
     }
   }
   Taken taken{.log_lines_left_out = std::exchange(log_lines_left_out_, 0)};
-  std::vector<std::pair<uint32_t, TrainerReport>> reports;
+  std::vector<std::pair<uint32_t, NodeReport>> reports;
   TakeFrom(main_, ordinal, &taken, &reports);
   TakeFrom(log_, ordinal, &taken, &reports);
   std::stable_sort(reports.begin(), reports.end(),

@@ -37,7 +37,7 @@ class FileSpill final : public ReportSpill {
   explicit FileSpill(Options options);
   ~FileSpill() override;
 
-  absl::Status Append(const std::deque<TrainerReport>& reports) override;
+  absl::Status Append(const std::deque<NodeReport>& reports) override;
   Taken TakeOldest() override;
   bool empty() const override;
   void Clear() override;
@@ -66,7 +66,7 @@ class FileSpill final : public ReportSpill {
     int64_t bytes = 0;
   };
 
-  absl::Status Write(const std::deque<TrainerReport>& reports);
+  absl::Status Write(const std::deque<NodeReport>& reports);
   absl::Status AppendTo(Row& row, Record record, absl::string_view payload);
   absl::Status OpenSegment(Row& row);
   void Remove(Segment& segment);
@@ -74,9 +74,9 @@ class FileSpill final : public ReportSpill {
   bool DropLogSegment();
   // Adds the record's reports with their positions; false when it is damaged.
   static bool Read(const Segment& segment, const Record& record,
-                   std::vector<std::pair<uint32_t, TrainerReport>>* reports);
+                   std::vector<std::pair<uint32_t, NodeReport>>* reports);
   void TakeFrom(Row& row, int64_t ordinal, Taken* taken,
-                std::vector<std::pair<uint32_t, TrainerReport>>* reports);
+                std::vector<std::pair<uint32_t, NodeReport>>* reports);
 
   const Options options_;
   Row main_{"reports"}, log_{"log-lines"};

@@ -36,14 +36,12 @@ TrainerExited FromProto(const v1::ExitedReport& exited) {
 
 }  // namespace
 
-std::string EncodeReport(const TrainerReport& report) {
-  return ToProto(report).SerializeAsString();
-}
+std::string EncodeReport(const NodeReport& report) { return ToProto(report).SerializeAsString(); }
 
-std::optional<TrainerReport> DecodeReport(absl::string_view bytes) {
+std::optional<NodeReport> DecodeReport(absl::string_view bytes) {
   v1::TrainerReport in;
   if (!in.ParseFromArray(bytes.data(), static_cast<int>(bytes.size()))) return std::nullopt;
-  TrainerReport out{.assignment = {in.worker(), in.job_id(), in.epoch()}, .rank = in.rank()};
+  NodeReport out{.assignment = {in.worker(), in.job_id(), in.epoch()}, .rank = in.rank()};
   const int64_t epoch = in.epoch();
   switch (in.report_case()) {
     case v1::TrainerReport::kPhase:
@@ -84,7 +82,7 @@ std::optional<TrainerReport> DecodeReport(absl::string_view bytes) {
       out.report = FromProto(in.exited());
       break;
     case v1::TrainerReport::kLog:
-      out.report = LogLines{{in.log().lines().begin(), in.log().lines().end()}};
+      out.report = NodeLogLines{{in.log().lines().begin(), in.log().lines().end()}};
       break;
     case v1::TrainerReport::REPORT_NOT_SET:
       return std::nullopt;

@@ -10,8 +10,8 @@
 
 namespace muster {
 
-std::string EncodeReport(const TrainerReport& report);
+std::string EncodeReport(const NodeReport& report);
 // nullopt for bytes that are no report.
-std::optional<TrainerReport> DecodeReport(absl::string_view bytes);
+std::optional<NodeReport> DecodeReport(absl::string_view bytes);
 
 }  // namespace muster

@@ -280,7 +280,7 @@ void AgentMachine::On(const RunEvent& event) {
   } else if (const auto* message = std::get_if<TrainerToAgent>(&event.what)) {
     OnTrainerMessage(worker, *message);
   } else if (const auto* log = std::get_if<RunEvent::LogLine>(&event.what)) {
-    Report(worker, LogLines{{log->line}});
+    Report(worker, NodeLogLines{{log->line}});
   } else if (const auto* garbage = std::get_if<RunEvent::Garbage>(&event.what)) {
     Stop(worker, absl::ZeroDuration(),
          absl::StrCat("the trainer sent a message that can't be read: ", garbage->error));
@@ -354,7 +354,7 @@ void AgentMachine::OnExit(Worker& worker, const TrainerExited& exit) {
   worker = Worker{.name = worker.name, .run = worker.run, .received = std::move(worker.received)};
 }
 
-void AgentMachine::Report(const Worker& worker, decltype(TrainerReport::report) report) {
+void AgentMachine::Report(const Worker& worker, decltype(NodeReport::report) report) {
   if (!worker.report_exit) return;
   reports_.Add({.assignment = KeyOf(worker.name, *worker.launch),
                 .rank = worker.assignment.rank,

@@ -92,7 +92,7 @@ struct StoreRequestAction {  // ask the rendezvous service; the answer is RunEve
   StoreRequestMessage request;
 };
 struct SendBatchAction {
-  std::shared_ptr<const ReportBatch> batch;
+  std::shared_ptr<const NodeReportBatch> batch;
 };
 struct NewIncarnationAction {  // register with a new incarnation
   std::string reason;
@@ -180,7 +180,7 @@ class AgentMachine {
   void Send(Worker& worker, const AgentToTrainer& message);
   void Stop(Worker& worker, absl::Duration grace, absl::string_view reason);
   AgentToTrainer MakeAssign(const Worker& worker) const;
-  void Report(const Worker& worker, decltype(TrainerReport::report) report);
+  void Report(const Worker& worker, decltype(NodeReport::report) report);
   void StartAfresh(absl::string_view reason);
   void LeaveWhenDone();
 

@@ -66,7 +66,7 @@ using CoordinatorOrder = std::variant<WelcomeOrder, LaunchOrder, UniqueIdOrder, 
                                       AbortOrder, StopOrder, AckOrder>;
 
 // ---- agent -> coordinator
-struct LogLines {
+struct NodeLogLines {
   std::vector<std::string> lines;
 };
 struct TrainerExited {  // always an assignment's last report
@@ -76,17 +76,18 @@ struct TrainerExited {  // always an assignment's last report
   std::vector<std::string> last_log_lines;
   int64_t pid = 0;
 };
-struct TrainerReport {
+struct NodeReport {
   AssignmentKey assignment;
   int rank = 0;
   std::variant<PhaseMessage, PublishUniqueIdMessage, StepMessage, EvaluationMessage,
-               CheckpointMessage, EventMessage, DoneMessage, FailedMessage, TrainerExited, LogLines>
+               CheckpointMessage, EventMessage, DoneMessage, FailedMessage, TrainerExited,
+               NodeLogLines>
       report;
 };
 // Numbered 1, 2, 3, ... within an incarnation; kept until acknowledged.
-struct ReportBatch {
+struct NodeReportBatch {
   int64_t sequence = 0;
-  std::vector<TrainerReport> reports;
+  std::vector<NodeReport> reports;
 };
 
 // How far a job's trainers on this node have come: what heartbeats carry.

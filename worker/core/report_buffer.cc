@@ -13,7 +13,7 @@ constexpr size_t kMaxLinesAReport = 200;
 constexpr int64_t kMaxMadeUpBatches = 1000;
 
 // These decide what happens to a job: sent without delay, and never left out.
-bool IsOutcome(const TrainerReport& report) {
+bool IsOutcome(const NodeReport& report) {
   return std::holds_alternative<TrainerExited>(report.report) ||
          std::holds_alternative<DoneMessage>(report.report) ||
          std::holds_alternative<FailedMessage>(report.report) ||
@@ -22,11 +22,11 @@ bool IsOutcome(const TrainerReport& report) {
 
 }  // namespace
 
-void ReportBuffer::Add(TrainerReport report, absl::Duration now) {
+void ReportBuffer::Add(NodeReport report, absl::Duration now) {
   const absl::Duration due = IsOutcome(report) ? now : now + options_.batch_delay;
   due_ = due_ ? std::min(*due_, due) : due;
 
-  if (auto* log = std::get_if<LogLines>(&report.report)) {
+  if (auto* log = std::get_if<NodeLogLines>(&report.report)) {
     if (waiting_log_lines_ + log->lines.size() > options_.max_waiting_log_lines &&
         (connected_ || !Spill())) {
       log_lines_left_out_ += log->lines.size();
@@ -39,7 +39,7 @@ void ReportBuffer::Add(TrainerReport report, absl::Duration now) {
     }
     waiting_log_lines_ += log->lines.size();
     if (!waiting_.empty() && waiting_.back().assignment == report.assignment) {
-      auto* last = std::get_if<LogLines>(&waiting_.back().report);
+      auto* last = std::get_if<NodeLogLines>(&waiting_.back().report);
       if (last != nullptr && last->lines.size() + log->lines.size() <= kMaxLinesAReport) {
         std::move(log->lines.begin(), log->lines.end(), std::back_inserter(last->lines));
         return;
@@ -82,7 +82,7 @@ bool ReportBuffer::Spill() {
 
 void ReportBuffer::TakeFromSpill() {
   ReportSpill::Taken taken = options_.spill->TakeOldest();
-  TrainerReport owner{.assignment = taken.first, .rank = taken.rank, .report = LogLines{}};
+  NodeReport owner{.assignment = taken.first, .rank = taken.rank, .report = NodeLogLines{}};
   if (taken.unreadable > 0) {
     front_.push_back(NoteLike(owner, "reports_dropped",
                               absl::StrCat(taken.unreadable,
@@ -91,15 +91,15 @@ void ReportBuffer::TakeFromSpill() {
   }
   if (taken.log_lines_left_out > 0) {
     owner.report =
-        LogLines{{absl::StrCat("(", taken.log_lines_left_out,
-                               " lines are left out here; the worker's log file has them)")}};
+        NodeLogLines{{absl::StrCat("(", taken.log_lines_left_out,
+                                   " lines are left out here; the worker's log file has them)")}};
     front_.push_back(std::move(owner));
   }
-  for (TrainerReport& report : taken.reports) front_.push_back(std::move(report));
+  for (NodeReport& report : taken.reports) front_.push_back(std::move(report));
 }
 
-TrainerReport ReportBuffer::NoteLike(const TrainerReport& report, std::string kind,
-                                     std::string text) const {
+NodeReport ReportBuffer::NoteLike(const NodeReport& report, std::string kind,
+                                  std::string text) const {
   return {.assignment = report.assignment,
           .rank = report.rank,
           .report = EventMessage{
@@ -111,8 +111,8 @@ TrainerReport ReportBuffer::NoteLike(const TrainerReport& report, std::string ki
 void ReportBuffer::MakeRoom() {
   size_t to_free = options_.max_waiting / 10 + 1;
   const auto drop = [&](auto may_go) {
-    std::deque<TrainerReport> kept;
-    for (TrainerReport& report : waiting_) {
+    std::deque<NodeReport> kept;
+    for (NodeReport& report : waiting_) {
       if (to_free > 0 && may_go(report)) {
         --to_free;
       } else {
@@ -121,15 +121,15 @@ void ReportBuffer::MakeRoom() {
     }
     waiting_ = std::move(kept);
   };
-  const auto is_log = [](const TrainerReport& report) {
-    return std::holds_alternative<LogLines>(report.report);
+  const auto is_log = [](const NodeReport& report) {
+    return std::holds_alternative<NodeLogLines>(report.report);
   };
   const size_t before = waiting_.size();
   drop(is_log);
-  drop([](const TrainerReport& report) { return !IsOutcome(report); });
+  drop([](const NodeReport& report) { return !IsOutcome(report); });
   waiting_log_lines_ = 0;
-  for (const TrainerReport& report : waiting_) {
-    if (is_log(report)) waiting_log_lines_ += std::get<LogLines>(report.report).lines.size();
+  for (const NodeReport& report : waiting_) {
+    if (is_log(report)) waiting_log_lines_ += std::get<NodeLogLines>(report.report).lines.size();
   }
   const size_t dropped = before - waiting_.size();
   if (dropped == 0) return;
@@ -139,19 +139,19 @@ void ReportBuffer::MakeRoom() {
                                            "coordinator was away for too long")));
 }
 
-std::vector<std::shared_ptr<const ReportBatch>> ReportBuffer::TakeDue(absl::Duration now) {
-  std::vector<std::shared_ptr<const ReportBatch>> due;
+std::vector<std::shared_ptr<const NodeReportBatch>> ReportBuffer::TakeDue(absl::Duration now) {
+  std::vector<std::shared_ptr<const NodeReportBatch>> due;
   if (!due_ || now < *due_) return due;
   while (!NothingWaits() && in_flight_.size() < options_.max_batches_in_flight) {
-    auto batch = std::make_shared<ReportBatch>();
+    auto batch = std::make_shared<NodeReportBatch>();
     batch->sequence = ++last_sequence_;
     while (batch->reports.size() < options_.max_batch_reports) {
       while (front_.empty() && options_.spill != nullptr && !options_.spill->empty()) {
         TakeFromSpill();
       }
-      std::deque<TrainerReport>& source = front_.empty() ? waiting_ : front_;
+      std::deque<NodeReport>& source = front_.empty() ? waiting_ : front_;
       if (source.empty()) break;
-      const auto* log = std::get_if<LogLines>(&source.front().report);
+      const auto* log = std::get_if<NodeLogLines>(&source.front().report);
       if (log != nullptr && &source == &waiting_) {
         waiting_log_lines_ -= std::min(waiting_log_lines_, log->lines.size());
       }
@@ -179,7 +179,7 @@ void ReportBuffer::Acknowledge(int64_t through) {
   }
 }
 
-std::optional<std::vector<std::shared_ptr<const ReportBatch>>> ReportBuffer::Resume(
+std::optional<std::vector<std::shared_ptr<const NodeReportBatch>>> ReportBuffer::Resume(
     int64_t through) {
   if (through < 0 || through > last_sequence_) return std::nullopt;
   if (acknowledged_ - through - int64_t(kept_.size()) > kMaxMadeUpBatches) return std::nullopt;
@@ -189,14 +189,14 @@ std::optional<std::vector<std::shared_ptr<const ReportBatch>>> ReportBuffer::Res
       in_flight_.push_front(std::move(kept_.back()));
       kept_.pop_back();
     } else {
-      auto made_up = std::make_shared<ReportBatch>();
+      auto made_up = std::make_shared<NodeReportBatch>();
       made_up->sequence = acknowledged_;
       in_flight_.push_front(std::move(made_up));
     }
     --acknowledged_;
   }
   connected_ = true;
-  return std::vector<std::shared_ptr<const ReportBatch>>(in_flight_.begin(), in_flight_.end());
+  return std::vector<std::shared_ptr<const NodeReportBatch>>(in_flight_.begin(), in_flight_.end());
 }
 
 void ReportBuffer::Reset() {

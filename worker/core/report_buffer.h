@@ -39,16 +39,16 @@ class ReportBuffer {
   };
   explicit ReportBuffer(Options options) : options_(options) {}
 
-  void Add(TrainerReport report, absl::Duration now);
+  void Add(NodeReport report, absl::Duration now);
   // Batches that are due; each of them is to be sent, now. Only while connected.
-  std::vector<std::shared_ptr<const ReportBatch>> TakeDue(absl::Duration now);
+  std::vector<std::shared_ptr<const NodeReportBatch>> TakeDue(absl::Duration now);
   // When TakeDue has something to give, if nothing else happens; none: not until then.
   std::optional<absl::Duration> NextDue() const;
   void Acknowledge(int64_t through);
   // What a new stream starts with, when the coordinator knows batches up to `through`: nullopt when
   // that can't be (more than was sent, or long ago), so that nothing can be continued. Batches that
   // are gone here are made up for by empty ones: their content is lost, their numbers are not.
-  std::optional<std::vector<std::shared_ptr<const ReportBatch>>> Resume(int64_t through);
+  std::optional<std::vector<std::shared_ptr<const NodeReportBatch>>> Resume(int64_t through);
   // The stream broke: what comes now may be spilled.
   void Disconnect() { connected_ = false; }
   // A new incarnation: everything is forgotten, numbers start at 1.
@@ -61,16 +61,16 @@ class ReportBuffer {
   bool Spill();
   void TakeFromSpill();
   void MakeRoom();
-  TrainerReport NoteLike(const TrainerReport& report, std::string kind, std::string text) const;
+  NodeReport NoteLike(const NodeReport& report, std::string kind, std::string text) const;
 
   const Options options_;
   bool connected_ = false;
-  std::deque<std::shared_ptr<const ReportBatch>> kept_;  // acknowledged, the newest
-  std::deque<std::shared_ptr<const ReportBatch>> in_flight_;
-  int64_t acknowledged_ = 0;           // highest number that needs no keeping
-  int64_t last_sequence_ = 0;          // highest number given
-  std::deque<TrainerReport> front_;    // taken from the spill, older than what is in it
-  std::deque<TrainerReport> waiting_;  // newer than what is in the spill
+  std::deque<std::shared_ptr<const NodeReportBatch>> kept_;  // acknowledged, the newest
+  std::deque<std::shared_ptr<const NodeReportBatch>> in_flight_;
+  int64_t acknowledged_ = 0;        // highest number that needs no keeping
+  int64_t last_sequence_ = 0;       // highest number given
+  std::deque<NodeReport> front_;    // taken from the spill, older than what is in it
+  std::deque<NodeReport> waiting_;  // newer than what is in the spill
   size_t waiting_log_lines_ = 0;
   size_t log_lines_left_out_ = 0;  // since the last line that was taken
   bool spill_failed_ = false;      // and that was said

@@ -14,8 +14,8 @@ namespace muster {
 class ReportSpill {
  public:
   struct Taken {
-    std::vector<TrainerReport> reports;  // in their order
-    AssignmentKey first;                 // whose the first one was, and its rank
+    std::vector<NodeReport> reports;  // in their order
+    AssignmentKey first;              // whose the first one was, and its rank
     int rank = 0;
     size_t log_lines_left_out = 0;  // before and among these, for want of room
     size_t unreadable = 0;          // reports that came back damaged, and are lost
@@ -25,7 +25,7 @@ class ReportSpill {
   // Puts these behind all others. RESOURCE_EXHAUSTED when the bound or the disk leaves no room,
   // also after the oldest log lines have given way; UNAVAILABLE for other errors. Then nothing was
   // added.
-  virtual absl::Status Append(const std::deque<TrainerReport>& reports) = 0;
+  virtual absl::Status Append(const std::deque<NodeReport>& reports) = 0;
   // The oldest ones that were appended together; only while not empty(). They are gone from here.
   virtual Taken TakeOldest() = 0;
   virtual bool empty() const = 0;

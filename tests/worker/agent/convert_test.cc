@@ -8,8 +8,8 @@
 namespace muster {
 namespace {
 
-v1::TrainerReport Convert(decltype(TrainerReport::report) report) {
-  ReportBatch batch{.sequence = 7};
+v1::TrainerReport Convert(decltype(NodeReport::report) report) {
+  NodeReportBatch batch{.sequence = 7};
   batch.reports.push_back({.assignment = {"w0", "job", 3}, .rank = 5, .report = std::move(report)});
   const v1::ReportBatch out = ToProto(batch);
   EXPECT_EQ(out.sequence(), 7);
@@ -39,7 +39,7 @@ TEST(ConvertTest, LogLinesBecomeValidUtf8) {
   };
   for (const Row& row : rows) {
     SCOPED_TRACE(row.name);
-    EXPECT_EQ(Convert(LogLines{{row.line}}).log().lines(0), row.expected);
+    EXPECT_EQ(Convert(NodeLogLines{{row.line}}).log().lines(0), row.expected);
   }
 }
 

@@ -23,20 +23,20 @@ using ::testing::IsEmpty;
 
 const AssignmentKey kKey = {"w0", "job", 3};
 
-TrainerReport Step(int64_t iteration) {
+NodeReport Step(int64_t iteration) {
   return {.assignment = kKey, .rank = 1, .report = StepMessage{.epoch = 3, .iteration = iteration}};
 }
-TrainerReport Log(const std::string& line) {
-  return {.assignment = kKey, .rank = 1, .report = LogLines{{line}}};
+NodeReport Log(const std::string& line) {
+  return {.assignment = kKey, .rank = 1, .report = NodeLogLines{{line}}};
 }
 
-std::string Name(const TrainerReport& report) {
-  if (const auto* log = std::get_if<LogLines>(&report.report)) return log->lines[0];
+std::string Name(const NodeReport& report) {
+  if (const auto* log = std::get_if<NodeLogLines>(&report.report)) return log->lines[0];
   return absl::StrCat(std::get<StepMessage>(report.report).iteration);
 }
 std::vector<std::string> Names(const ReportSpill::Taken& taken) {
   std::vector<std::string> names;
-  for (const TrainerReport& report : taken.reports) names.push_back(Name(report));
+  for (const NodeReport& report : taken.reports) names.push_back(Name(report));
   return names;
 }
 
@@ -99,8 +99,8 @@ TEST_F(FileSpillTest, OldestLogLinesGiveWayAndAreCounted) {
   while (!spill.empty()) {
     const ReportSpill::Taken taken = spill.TakeOldest();
     left_out += taken.log_lines_left_out;
-    for (const TrainerReport& report : taken.reports) {
-      const bool log = std::holds_alternative<LogLines>(report.report);
+    for (const NodeReport& report : taken.reports) {
+      const bool log = std::holds_alternative<NodeLogLines>(report.report);
       if (log && lines == 0) first_line = Name(report).substr(0, 7);
       ++(log ? lines : steps);
     }
@@ -205,7 +205,7 @@ TEST_F(FileSpillTest, FlippedBitCostsItsRecordOnly) {
 TEST(ReportCodecTest, EveryKindOfReportComesBack) {
   StepMessage step{.epoch = 3, .iteration = 9, .consumed_samples = 18, .lm_loss = 0.1};
   step.timers_ms = {{"optimizer", 1.5}};
-  const decltype(TrainerReport::report) bodies[] = {
+  const decltype(NodeReport::report) bodies[] = {
       PhaseMessage{3, "forming", "x"},
       PublishUniqueIdMessage{3, "ab"},
       step,
@@ -217,7 +217,7 @@ TEST(ReportCodecTest, EveryKindOfReportComesBack) {
       TrainerExited{.exit_code = 3, .last_log_lines = {"a", "b"}, .pid = 7},
       TrainerExited{.signal = 9},
       TrainerExited{.launch_error = "no file"},
-      LogLines{{"a", "", "b"}}};
+      NodeLogLines{{"a", "", "b"}}};
   for (const auto& body : bodies) {
     const std::string bytes = EncodeReport({.assignment = kKey, .rank = 2, .report = body});
     const auto decoded = DecodeReport(bytes);

@@ -34,7 +34,7 @@ std::string Name(const AgentToTrainer& message) {
   return std::visit(Visitor{}, message);
 }
 
-std::string Name(const TrainerReport& report) {
+std::string Name(const NodeReport& report) {
   struct Visitor {
     std::string operator()(const PhaseMessage& m) { return absl::StrCat("phase ", m.phase); }
     std::string operator()(const PublishUniqueIdMessage& m) { return absl::StrCat("id ", m.id); }
@@ -49,7 +49,7 @@ std::string Name(const TrainerReport& report) {
       return m.signal != 0 ? absl::StrCat("signal ", m.signal)
                            : absl::StrCat("exited ", m.exit_code);
     }
-    std::string operator()(const LogLines& m) {
+    std::string operator()(const NodeLogLines& m) {
       return absl::StrCat("log ", absl::StrJoin(m.lines, ","));
     }
   };
@@ -75,7 +75,7 @@ std::string Name(const AgentAction& action) {
     }
     std::string operator()(const SendBatchAction& a) {
       std::vector<std::string> names;
-      for (const TrainerReport& report : a.batch->reports) names.push_back(Name(report));
+      for (const NodeReport& report : a.batch->reports) names.push_back(Name(report));
       return absl::StrCat("batch ", a.batch->sequence, ": ", absl::StrJoin(names, "; "));
     }
     std::string operator()(const NewIncarnationAction&) { return "new incarnation"; }

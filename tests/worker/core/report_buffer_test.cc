@@ -12,15 +12,15 @@ namespace {
 
 const AssignmentKey kKey = {"w0", "job", 1};
 
-TrainerReport Step(int64_t iteration) {
+NodeReport Step(int64_t iteration) {
   return {.assignment = kKey, .report = StepMessage{.epoch = 1, .iteration = iteration}};
 }
-TrainerReport Log(std::vector<std::string> lines) {
-  return {.assignment = kKey, .report = LogLines{std::move(lines)}};
+NodeReport Log(std::vector<std::string> lines) {
+  return {.assignment = kKey, .report = NodeLogLines{std::move(lines)}};
 }
-TrainerReport Exit() { return {.assignment = kKey, .report = TrainerExited{}}; }
+NodeReport Exit() { return {.assignment = kKey, .report = TrainerExited{}}; }
 
-std::vector<int64_t> Sequences(const std::vector<std::shared_ptr<const ReportBatch>>& batches) {
+std::vector<int64_t> Sequences(const std::vector<std::shared_ptr<const NodeReportBatch>>& batches) {
   std::vector<int64_t> result;
   for (const auto& batch : batches) result.push_back(batch->sequence);
   return result;
@@ -76,11 +76,11 @@ TEST(ReportBufferTest, FloodOfLogLinesIsBoundedAndSaysSo) {
   const auto first = buffer.TakeDue(absl::Seconds(1));
   ASSERT_EQ(first.size(), 1u);
   ASSERT_EQ(first[0]->reports.size(), 1u);
-  EXPECT_EQ(std::get<LogLines>(first[0]->reports[0].report).lines.size(), 10u);
+  EXPECT_EQ(std::get<NodeLogLines>(first[0]->reports[0].report).lines.size(), 10u);
   buffer.Add(Log({"next"}), absl::Seconds(1));
   const auto second = buffer.TakeDue(absl::Seconds(2));
   ASSERT_EQ(second.size(), 1u);
-  EXPECT_THAT(std::get<LogLines>(second[0]->reports[0].report).lines,
+  EXPECT_THAT(std::get<NodeLogLines>(second[0]->reports[0].report).lines,
               ::testing::ElementsAre("(15 lines are left out here; the worker's log file has them)",
                                      "next"));
 }
@@ -93,7 +93,7 @@ TEST(ReportBufferTest, OutcomesOutliveAFlood) {
   size_t reports = 0, exits = 0, notes = 0;
   int64_t last_iteration = 0;
   for (const auto& batch : buffer.TakeDue(absl::Seconds(1))) {
-    for (const TrainerReport& report : batch->reports) {
+    for (const NodeReport& report : batch->reports) {
       ++reports;
       exits += std::holds_alternative<TrainerExited>(report.report);
       notes += std::holds_alternative<EventMessage>(report.report);
@@ -112,7 +112,7 @@ TEST(ReportBufferTest, OutcomesOutliveAFlood) {
 // A spill in memory, which can be full.
 class FakeSpill final : public ReportSpill {
  public:
-  absl::Status Append(const std::deque<TrainerReport>& reports) override {
+  absl::Status Append(const std::deque<NodeReport>& reports) override {
     if (full) return absl::ResourceExhaustedError("no space left on device");
     chunks.push_back({{reports.begin(), reports.end()}, reports.front().assignment});
     return absl::OkStatus();
@@ -132,10 +132,10 @@ class FakeSpill final : public ReportSpill {
 // Takes, and acknowledges, until nothing is left; the iterations of its steps.
 std::vector<int64_t> Drain(ReportBuffer& buffer, int64_t* next_sequence) {
   std::vector<int64_t> iterations;
-  const auto take = [&](const std::vector<std::shared_ptr<const ReportBatch>>& batches) {
+  const auto take = [&](const std::vector<std::shared_ptr<const NodeReportBatch>>& batches) {
     for (const auto& batch : batches) {
       EXPECT_EQ(batch->sequence, (*next_sequence)++);
-      for (const TrainerReport& report : batch->reports) {
+      for (const NodeReport& report : batch->reports) {
         if (const auto* step = std::get_if<StepMessage>(&report.report)) {
           iterations.push_back(step->iteration);
         }
@@ -180,7 +180,7 @@ TEST(ReportBufferTest, FullSpillFallsBackToMemoryAndSaysSoOnce) {
   std::vector<int64_t> iterations;
   buffer.Resume(0);
   for (const auto& batch : buffer.TakeDue(absl::Seconds(1))) {
-    for (const TrainerReport& report : batch->reports) {
+    for (const NodeReport& report : batch->reports) {
       if (const auto* event = std::get_if<EventMessage>(&report.report)) {
         ++notes;
         EXPECT_EQ(event->kind, "spill_failed");
@@ -244,7 +244,7 @@ TEST(ReportBufferTest, LostPartsOfTheSpillAreSaid) {
   ASSERT_EQ(batches[0]->reports.size(), 2u);
   EXPECT_THAT(std::get<EventMessage>(batches[0]->reports[0].report).text,
               ::testing::HasSubstr("2 reports"));
-  EXPECT_THAT(std::get<LogLines>(batches[0]->reports[1].report).lines,
+  EXPECT_THAT(std::get<NodeLogLines>(batches[0]->reports[1].report).lines,
               ::testing::ElementsAre(::testing::HasSubstr("7 lines are left out")));
 }
 
