@@ -159,6 +159,7 @@ class AgentMachine {
   void On(const TerminateEvent& event);
   void On(const TickEvent& event);
 
+  // ---- agent_orders.cc
   void OnOrder(const WelcomeOrder& order);
   void OnOrder(const LaunchOrder& order);
   void OnOrder(const UniqueIdOrder& order);
@@ -166,21 +167,23 @@ class AgentMachine {
   void OnOrder(const AbortOrder& order);
   void OnOrder(const StopOrder& order);
   void OnOrder(const AckOrder& order);
-
   void Launch(const std::shared_ptr<const LaunchOrder>& order,
               const LaunchOrder::Assignment& assignment);
   void Refuse(const LaunchOrder& order, const LaunchOrder::Assignment& assignment,
               std::string reason);
-  void OnTrainerMessage(Worker& worker, const TrainerToAgent& message);
-  void OnHello(Worker& worker, const HelloMessage& hello);
-  void OnExit(Worker& worker, const TrainerExited& exit);
   // Calls it for each worker that has this epoch's trainer.
   template <typename Function>
   void Forward(const std::string& job_id, int64_t epoch, Function function);
+
+  // ---- agent_trainers.cc
+  void OnTrainerMessage(Worker& worker, const TrainerToAgent& message);
+  void OnHello(Worker& worker, const HelloMessage& hello);
+  void OnExit(Worker& worker, const TrainerExited& exit);
+  void Report(const Worker& worker, decltype(NodeReport::report) report);
   void Send(Worker& worker, const AgentToTrainer& message);
   void Stop(Worker& worker, absl::Duration grace, absl::string_view reason);
   AgentToTrainer MakeAssign(const Worker& worker) const;
-  void Report(const Worker& worker, decltype(NodeReport::report) report);
+
   void StartAfresh(absl::string_view reason);
   void LeaveWhenDone();
 

@@ -39,6 +39,9 @@ struct LaunchOrder {
   };
   std::vector<Assignment> assignments;
 };
+inline AssignmentKey KeyOf(const std::string& worker, const LaunchOrder& launch) {
+  return {.worker = worker, .job_id = launch.job_id, .epoch = launch.epoch};
+}
 struct UniqueIdOrder {
   std::string job_id;
   int64_t epoch = 0;
