@@ -1,0 +1,170 @@
+// The fields of each message between agent and trainer, listed once: Writer and Reader walk these
+// lists, so that the two directions cannot drift apart. For messages.cc.
+#pragma once
+
+#include "common/control/messages.h"
+
+namespace muster::control_fields {
+
+// ---- names of the enums
+template <typename E>
+struct EnumName {
+  E value;
+  const char* name;
+};
+inline constexpr EnumName<Directive::Kind> kDirectiveKinds[] = {
+    {Directive::Kind::kCheckpoint, "checkpoint"},
+    {Directive::Kind::kEvaluate, "evaluate"},
+    {Directive::Kind::kStop, "stop"},
+    {Directive::Kind::kCheckpointAndStop, "checkpoint_and_stop"},
+};
+inline constexpr EnumName<StoreRequestMessage::Op> kStoreOps[] = {
+    {StoreRequestMessage::Op::kSet, "set"},
+    {StoreRequestMessage::Op::kWaitPrefix, "wait_prefix"},
+};
+constexpr auto& NamesOf(Directive::Kind) { return kDirectiveKinds; }
+constexpr auto& NamesOf(StoreRequestMessage::Op) { return kStoreOps; }
+
+// ---- the fields of each message
+#define MUSTER_FIELD(member) v(#member, m.member)
+
+template <class V, class M>
+void VisitDirective(V& v, M& m) {
+  MUSTER_FIELD(number);
+  MUSTER_FIELD(kind);
+  MUSTER_FIELD(reason);
+}
+
+template <class T>
+struct Tag {};
+
+template <class V, class M>
+void Visit(Tag<AssignMessage>, V& v, M& m) {
+  MUSTER_FIELD(job_id);
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(rank);
+  MUSTER_FIELD(world_size);
+  MUSTER_FIELD(spec_json);
+  MUSTER_FIELD(host_address);
+  MUSTER_FIELD(device);
+  MUSTER_FIELD(num_threads);
+  MUSTER_FIELD(directives_through);
+  MUSTER_FIELD(plugin_dirs);
+}
+template <class V, class M>
+void Visit(Tag<UniqueIdMessage>, V& v, M& m) {
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(id);
+}
+template <class V, class M>
+void Visit(Tag<DirectiveMessage>, V& v, M& m) {
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(directive);
+}
+template <class V, class M>
+void Visit(Tag<AbortMessage>, V& v, M& m) {
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(reason);
+}
+template <class V, class M>
+void Visit(Tag<ShutdownMessage>, V& v, M& m) {
+  MUSTER_FIELD(reason);
+}
+template <class V, class M>
+void Visit(Tag<StoreReplyMessage>, V& v, M& m) {
+  MUSTER_FIELD(request);
+  MUSTER_FIELD(ok);
+  MUSTER_FIELD(error);
+  MUSTER_FIELD(error_code);
+  MUSTER_FIELD(entries);
+}
+template <class V, class M>
+void Visit(Tag<HelloMessage>, V& v, M& m) {
+  MUSTER_FIELD(pid);
+  MUSTER_FIELD(version);
+}
+template <class V, class M>
+void Visit(Tag<PhaseMessage>, V& v, M& m) {
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(phase);
+  MUSTER_FIELD(detail);
+}
+template <class V, class M>
+void Visit(Tag<PublishUniqueIdMessage>, V& v, M& m) {
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(id);
+}
+template <class V, class M>
+void Visit(Tag<StoreRequestMessage>, V& v, M& m) {
+  MUSTER_FIELD(request);
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(op);
+  MUSTER_FIELD(key);
+  MUSTER_FIELD(value);
+  MUSTER_FIELD(count);
+  MUSTER_FIELD(limit_ms);
+}
+template <class V, class M>
+void Visit(Tag<StepMessage>, V& v, M& m) {
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(iteration);
+  MUSTER_FIELD(consumed_samples);
+  MUSTER_FIELD(lm_loss);
+  MUSTER_FIELD(loss_text);
+  MUSTER_FIELD(grad_norm);
+  MUSTER_FIELD(learning_rate);
+  MUSTER_FIELD(loss_scale);
+  MUSTER_FIELD(elapsed_ms);
+  MUSTER_FIELD(tokens_per_s);
+  MUSTER_FIELD(tflops_per_device);
+  MUSTER_FIELD(skipped);
+  MUSTER_FIELD(num_floating_point_operations_so_far);
+  MUSTER_FIELD(memory_bytes);
+  MUSTER_FIELD(applied_directive);
+  MUSTER_FIELD(global_batch_size);
+  MUSTER_FIELD(timers_ms);
+}
+template <class V, class M>
+void Visit(Tag<EvaluationMessage>, V& v, M& m) {
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(iteration);
+  MUSTER_FIELD(split);
+  MUSTER_FIELD(lm_loss);
+  MUSTER_FIELD(ppl);
+  MUSTER_FIELD(final);
+}
+template <class V, class M>
+void Visit(Tag<CheckpointMessage>, V& v, M& m) {
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(iteration);
+  MUSTER_FIELD(path);
+  MUSTER_FIELD(ok);
+  MUSTER_FIELD(error);
+  MUSTER_FIELD(elapsed_ms);
+}
+template <class V, class M>
+void Visit(Tag<EventMessage>, V& v, M& m) {
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(kind);
+  MUSTER_FIELD(text);
+}
+template <class V, class M>
+void Visit(Tag<DoneMessage>, V& v, M& m) {
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(exit_code);
+  MUSTER_FIELD(reason);
+}
+template <class V, class M>
+void Visit(Tag<FailedMessage>, V& v, M& m) {
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(reason);
+  MUSTER_FIELD(collective);
+}
+template <class V, class M>
+void Visit(Tag<ProgressMessage>, V& v, M& m) {
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(iteration);
+}
+#undef MUSTER_FIELD
+
+}  // namespace muster::control_fields
