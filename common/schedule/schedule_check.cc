@@ -1,10 +1,7 @@
 #include "common/schedule/schedule_check.h"
 
-#include <deque>
-#include <map>
-#include <set>
-#include <tuple>
-#include <utility>
+#include <algorithm>
+#include <array>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
@@ -13,190 +10,132 @@ namespace muster {
 namespace {
 
 using Kind = ScheduleOp::Kind;
-using Work = std::pair<int, int>;  // (chunk, microbatch)
 
-bool IsCommunication(Kind kind) {
-  return kind == Kind::kSendForward || kind == Kind::kRecvForward || kind == Kind::kSendBackward ||
-         kind == Kind::kRecvBackward;
+absl::Status Fault(const std::string& where, const std::string& what) {
+  return absl::FailedPreconditionError(absl::StrCat("schedule: ", where, ": ", what));
 }
 
-std::string Describe(const ScheduleOp& op) {
-  return absl::StrCat(ScheduleOpName(op.kind), " chunk ", op.chunk, " microbatch ", op.microbatch);
-}
-
-// One posted send or receive, waiting for its counterpart. `work` is the receiver's.
-struct Posted {
-  int rank;
-  Work work;
-};
-// Messages of one direction between two ranks arrive in the order in which they were sent.
-struct Channel {
-  std::deque<Posted> sends, recvs;
-};
-
-class Checker {
+// The rules of one rank's list.
+class ListChecker {
  public:
-  Checker(const ScheduleOptions& options, const PipelineSchedule& schedule, P2pModel model)
-      : options_(options), schedule_(schedule), model_(model), ranks_(schedule.size()) {}
+  ListChecker(const ScheduleOptions& options, const PipelineSchedule& schedule, int rank)
+      : options_(options),
+        schedule_(schedule),
+        rank_(rank),
+        last_stage_(options.pp * options.virtual_pp - 1),
+        bound_(MaxInFlightBound(options, rank)),
+        chunks_(options.virtual_pp) {
+    const size_t work = static_cast<size_t>(options.virtual_pp) * options.num_microbatches;
+    for (std::vector<char>& done : done_) done.assign(work, 0);
+  }
 
   absl::Status Run() {
-    if (static_cast<int>(schedule_.size()) != options_.pp) {
-      return Fail(absl::StrCat("the schedule has ", schedule_.size(), " ranks, not ", options_.pp));
+    for (position_ = 0; position_ < schedule_[rank_].size(); ++position_) {
+      RETURN_IF_ERROR(Check(schedule_[rank_][position_]));
     }
-    bool progress = true;
-    while (progress) {
-      progress = false;
-      for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-        while (true) {
-          ASSIGN_OR_RETURN(const bool advanced, Advance(static_cast<int>(rank)));
-          if (!advanced) break;
-          progress = true;
-        }
-      }
-    }
-    return CheckEnd();
+    return CheckComplete();
   }
 
  private:
-  struct RankState {
-    size_t next = 0;                   // operation
-    bool posted = false;               // the exchange at `next` has been posted
-    int num_open = 0;                  // members of posted exchanges that have not met (rendezvous)
-    std::set<Work> inputs, gradients;  // received, not yet used
-    std::set<Work> forward_done, backward_done;
+  struct Chunk {
+    int num_forward = 0, num_backward = 0;
+    bool reduced = false, gathered = false;
   };
 
-  static absl::Status Fail(const std::string& message) {
-    return absl::FailedPreconditionError(absl::StrCat("schedule: ", message));
+  absl::Status Fail(const std::string& what) const {
+    return Fault(DescribeOp(schedule_, rank_, position_), what);
   }
-  absl::Status Fail(int rank, const ScheduleOp& op, const std::string& message) const {
-    return Fail(absl::StrCat("rank ", rank, ", ", Describe(op), ": ", message));
-  }
-
-  int Stage(int rank, int chunk) const { return chunk * options_.pp + rank; }
-  int LastStage() const { return options_.pp * options_.virtual_pp - 1; }
-
-  // Does the next operation of `rank` if it can be done now.
-  absl::StatusOr<bool> Advance(int rank) {
-    RankState& state = ranks_[rank];
-    const RankSchedule& list = schedule_[rank];
-    if (state.next == list.size()) return false;
-    const ScheduleOp& op = list[state.next];
-    if (IsCommunication(op.kind)) return Exchange(rank);
-    if (op.kind == Kind::kGradSync || op.kind == Kind::kParamSync) {
-      ++state.next;
-      return true;
-    }
-    const Work work{op.chunk, op.microbatch};
-    if (op.chunk < 0 || op.chunk >= options_.virtual_pp || op.microbatch < 0 ||
-        op.microbatch >= options_.num_microbatches) {
-      return Fail(rank, op, "no such chunk or microbatch");
-    }
-    const int stage = Stage(rank, op.chunk);
-    if (op.kind == Kind::kForward) {
-      if (stage != 0 && state.inputs.erase(work) == 0) return Wait(rank, op, "its input");
-      if (!state.forward_done.insert(work).second) return Fail(rank, op, "runs twice");
-    } else {
-      if (!state.forward_done.contains(work)) return Fail(rank, op, "runs before its forward pass");
-      if (stage != LastStage() && state.gradients.erase(work) == 0) {
-        return Wait(rank, op, "its gradient");
-      }
-      if (!state.backward_done.insert(work).second) return Fail(rank, op, "runs twice");
-    }
-    ++state.next;
-    return true;
+  char& Done(Kind kind, const ScheduleOp& op) {
+    return done_[static_cast<size_t>(kind)]
+                [static_cast<size_t>(op.chunk) * options_.num_microbatches + op.microbatch];
   }
 
-  // A tensor that has not come: with rendezvous it never will, all exchanges before are over.
-  absl::StatusOr<bool> Wait(int rank, const ScheduleOp& op, const char* what) const {
-    if (model_ == P2pModel::kRendezvous) {
-      return Fail(rank, op, absl::StrCat(what, " has not been received"));
+  absl::Status Check(const ScheduleOp& op) {
+    if (op.chunk < 0 || op.chunk >= options_.virtual_pp) return Fail("no such chunk");
+    if (op.kind == Kind::kGradSync) return Reduce(chunks_[op.chunk]);
+    if (op.kind == Kind::kParamSync) return Gather(chunks_[op.chunk]);
+    if (op.microbatch < 0 || op.microbatch >= options_.num_microbatches) {
+      return Fail("no such microbatch");
     }
-    return false;
+    if (options_.forward_only && (op.kind == Kind::kBackward || op.kind == Kind::kSendBackward ||
+                                  op.kind == Kind::kRecvBackward)) {
+      return Fail("this schedule has forward passes only");
+    }
+    if (Done(op.kind, op)) return Fail("is done twice");
+    Done(op.kind, op) = 1;
+    if (op.kind == Kind::kForward) return Forward(op);
+    if (op.kind == Kind::kBackward) return Backward(op);
+    return Communicate(op);
   }
 
-  absl::StatusOr<bool> Exchange(int rank) {
-    RankState& state = ranks_[rank];
-    const RankSchedule& list = schedule_[rank];
-    size_t end = state.next;
-    while (end < list.size() && IsCommunication(list[end].kind) &&
-           list[end].exchange == list[state.next].exchange) {
-      ++end;
-    }
-    if (!state.posted) {
-      for (size_t i = state.next; i < end; ++i) {
-        ++state.num_open;
-        RETURN_IF_ERROR(Post(rank, list[i]));
-      }
-      state.posted = true;
-    }
-    if (model_ == P2pModel::kRendezvous && state.num_open > 0) return false;
-    state.posted = false;
-    state.next = end;
-    return true;
+  int Stage(const ScheduleOp& op) const { return op.chunk * options_.pp + rank_; }
+
+  absl::Status Forward(const ScheduleOp& op) {
+    if (Stage(op) != 0 && !Done(Kind::kRecvForward, op)) return Fail("its input was not received");
+    ++chunks_[op.chunk].num_forward;
+    if (options_.forward_only || ++in_flight_ <= bound_) return absl::OkStatus();
+    return Fail(absl::StrCat("holds activations of ", in_flight_, " passes, more than ", bound_));
   }
 
-  absl::Status Post(int rank, const ScheduleOp& op) {
-    const bool send = op.kind == Kind::kSendForward || op.kind == Kind::kSendBackward;
-    const bool forward = op.kind == Kind::kSendForward || op.kind == Kind::kRecvForward;
-    const Work work{op.chunk, op.microbatch};
-    if (send &&
-        !(forward ? ranks_[rank].forward_done : ranks_[rank].backward_done).contains(work)) {
-      return Fail(rank, op, "is sent before it was computed");
+  absl::Status Backward(const ScheduleOp& op) {
+    if (!Done(Kind::kForward, op)) return Fail("runs before its forward pass");
+    if (Stage(op) != last_stage_ && !Done(Kind::kRecvBackward, op)) {
+      return Fail("its gradient was not received");
     }
-    const int stage = Stage(rank, op.chunk);
-    const int peer_stage = forward == send ? stage + 1 : stage - 1;
-    if (peer_stage < 0 || peer_stage > LastStage()) return Fail(rank, op, "has no peer stage");
-    const int peer = peer_stage % options_.pp;
-    if (send) {
-      Channel& channel = channels_[{rank, peer, forward}];
-      channel.sends.push_back({rank, {peer_stage / options_.pp, op.microbatch}});
-      return Match(channel, forward);
-    }
-    Channel& channel = channels_[{peer, rank, forward}];
-    channel.recvs.push_back({rank, work});
-    return Match(channel, forward);
+    --in_flight_;
+    ++chunks_[op.chunk].num_backward;
+    return op.sync ? Reduce(chunks_[op.chunk]) : absl::OkStatus();
   }
 
-  absl::Status Match(Channel& channel, bool forward) {
-    if (channel.sends.empty() || channel.recvs.empty()) return absl::OkStatus();
-    const Posted sent = channel.sends.front(), wanted = channel.recvs.front();
-    channel.sends.pop_front();
-    channel.recvs.pop_front();
-    if (sent.work != wanted.work) {
-      return Fail(absl::StrCat("rank ", wanted.rank, " waits for chunk ", wanted.work.first,
-                               " microbatch ", wanted.work.second, ", rank ", sent.rank,
-                               " sends chunk ", sent.work.first, " microbatch ", sent.work.second));
-    }
-    RankState& receiver = ranks_[wanted.rank];
-    (forward ? receiver.inputs : receiver.gradients).insert(wanted.work);
-    --receiver.num_open;
-    --ranks_[sent.rank].num_open;
+  absl::Status Communicate(const ScheduleOp& op) {
+    const bool up = IsSend(op.kind) == IsForwardMessage(op.kind);  // to or from the next stage
+    if (Stage(op) == (up ? last_stage_ : 0)) return Fail("there is no such stage beside it");
+    const Kind pass = IsForwardMessage(op.kind) ? Kind::kForward : Kind::kBackward;
+    if (IsSend(op.kind) && !Done(pass, op)) return Fail("is sent before it was computed");
+    if (!IsSend(op.kind) && Done(pass, op)) return Fail("is received after its pass");
     return absl::OkStatus();
   }
 
-  absl::Status CheckEnd() const {
-    std::string stuck;
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      const RankState& state = ranks_[rank];
-      if (state.next < schedule_[rank].size()) {
-        absl::StrAppend(&stuck, stuck.empty() ? "" : "; ", "rank ", rank, " at ",
-                        Describe(schedule_[rank][state.next]));
-      }
+  absl::Status Reduce(Chunk& chunk) {
+    if (options_.forward_only) return Fail("this schedule has forward passes only");
+    if (chunk.reduced) return Fail("the chunk's gradients are reduced twice");
+    if (chunk.num_backward < options_.num_microbatches) {
+      return Fail(absl::StrCat("gradients are reduced after ", chunk.num_backward, " of ",
+                               options_.num_microbatches, " backward passes of the chunk"));
     }
-    if (!stuck.empty()) return Fail(absl::StrCat("deadlock: ", stuck));
-    const size_t expected =
-        static_cast<size_t>(options_.num_microbatches) * static_cast<size_t>(options_.virtual_pp);
-    for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      const RankState& state = ranks_[rank];
-      if (state.forward_done.size() != expected ||
-          state.backward_done.size() != (options_.forward_only ? 0 : expected)) {
-        return Fail(absl::StrCat("rank ", rank, " runs ", state.forward_done.size(),
-                                 " forward and ", state.backward_done.size(),
-                                 " backward passes, not ", expected));
+    chunk.reduced = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status Gather(Chunk& chunk) const {
+    if (chunk.gathered) return Fail("the chunk's parameters are gathered twice");
+    if (chunk.num_forward > 0) return Fail("parameters are gathered after they were used");
+    chunk.gathered = true;
+    return absl::OkStatus();
+  }
+
+  absl::Status CheckComplete() {
+    const std::string where = absl::StrCat("rank ", rank_);
+    for (ScheduleOp op; op.chunk < options_.virtual_pp; ++op.chunk) {
+      for (op.microbatch = 0; op.microbatch < options_.num_microbatches; ++op.microbatch) {
+        for (const Kind kind :
+             {Kind::kForward, Kind::kSendForward, Kind::kBackward, Kind::kSendBackward}) {
+          const bool forward = kind == Kind::kForward || kind == Kind::kSendForward;
+          if (!forward && options_.forward_only) continue;
+          if (IsSend(kind) && Stage(op) == (forward ? last_stage_ : 0)) continue;
+          if (Done(kind, op)) continue;
+          return Fault(where, absl::StrCat(ScheduleOpName(kind), " chunk ", op.chunk,
+                                           " microbatch ", op.microbatch, " is missing"));
+        }
       }
-      if (state.num_open > 0 || !state.inputs.empty() || !state.gradients.empty()) {
-        return Fail(absl::StrCat("rank ", rank, " has messages left over"));
+      const Chunk& chunk = chunks_[op.chunk];
+      const std::string name = absl::StrCat("chunk ", op.chunk);
+      if (!options_.forward_only && !chunk.reduced) {
+        return Fault(where, absl::StrCat("gradients of ", name, " are never reduced"));
+      }
+      const bool gathers = options_.has_param_sync_func && !options_.forward_only;
+      if (options_.virtual_pp > 1 && gathers && !chunk.gathered) {
+        return Fault(where, absl::StrCat("parameters of ", name, " are never gathered"));
       }
     }
     return absl::OkStatus();
@@ -204,21 +143,91 @@ class Checker {
 
   const ScheduleOptions& options_;
   const PipelineSchedule& schedule_;
-  const P2pModel model_;
-  std::vector<RankState> ranks_;
-  std::map<std::tuple<int, int, bool>, Channel> channels_;  // (from, to, forward)
+  const int rank_, last_stage_, bound_;
+  size_t position_ = 0;
+  int in_flight_ = 0;
+  std::vector<Chunk> chunks_;
+  // By kind of pass or message, then chunk * num_microbatches + microbatch.
+  std::array<std::vector<char>, 6> done_;
 };
+static_assert(static_cast<int>(Kind::kRecvBackward) == 5);
+
+// Positions of the ends of one channel in the list of one rank.
+std::vector<size_t> EndsIn(const RankSchedule& list, Kind kind) {
+  std::vector<size_t> positions;
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (list[i].kind == kind) positions.push_back(i);
+  }
+  return positions;
+}
+
+// All messages of `send` from rank `from` with their receives.
+absl::Status CheckChannel(const ScheduleOptions& options, const PipelineSchedule& schedule,
+                          int from, Kind send) {
+  const int to = PeerRank(options.pp, from, send);
+  const bool forward = IsForwardMessage(send);
+  const std::vector<size_t> sends = EndsIn(schedule[from], send);
+  const std::vector<size_t> recvs =
+      EndsIn(schedule[to], forward ? Kind::kRecvForward : Kind::kRecvBackward);
+  for (size_t i = 0; i < std::min(sends.size(), recvs.size()); ++i) {
+    const ScheduleOp& sent = schedule[from][sends[i]];
+    const ScheduleOp& wanted = schedule[to][recvs[i]];
+    const int stage = sent.chunk * options.pp + from + (forward ? 1 : -1);
+    if (stage == wanted.chunk * options.pp + to && sent.microbatch == wanted.microbatch) continue;
+    return Fault(DescribeOp(schedule, to, recvs[i]),
+                 absl::StrCat("gets what ", DescribeOp(schedule, from, sends[i]), " sends"));
+  }
+  if (sends.size() > recvs.size()) {
+    return Fault(DescribeOp(schedule, from, sends[recvs.size()]),
+                 absl::StrCat("rank ", to, " never receives it"));
+  }
+  if (recvs.size() > sends.size()) {
+    return Fault(DescribeOp(schedule, to, recvs[sends.size()]),
+                 absl::StrCat("rank ", from, " never sends it"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckRules(const ScheduleOptions& options, const PipelineSchedule& schedule) {
+  if (static_cast<int>(schedule.size()) != options.pp) {
+    return Fault("all ranks", absl::StrCat("there are ", schedule.size(), ", not ", options.pp));
+  }
+  for (int rank = 0; rank < options.pp; ++rank) {
+    RETURN_IF_ERROR(ListChecker(options, schedule, rank).Run());
+  }
+  for (int rank = 0; rank < options.pp; ++rank) {
+    for (const Kind send : {Kind::kSendForward, Kind::kSendBackward}) {
+      RETURN_IF_ERROR(CheckChannel(options, schedule, rank, send));
+    }
+  }
+  return absl::OkStatus();
+}
 
 }  // namespace
 
+int MaxInFlightBound(const ScheduleOptions& options, int pipeline_rank) {
+  const int distance = options.pp - pipeline_rank - 1;
+  if (options.virtual_pp == 1) return std::min(distance + 1, options.num_microbatches);
+  const int group = options.microbatch_group_size == 0 ? options.pp : options.microbatch_group_size;
+  const int warmup = 2 * distance + (options.virtual_pp - 1) * group +
+                     (options.overlap_moe_expert_parallel_comm ? 1 : 0);
+  return std::min(warmup + 1, options.virtual_pp * options.num_microbatches);
+}
+
 absl::Status CheckSchedule(const ScheduleOptions& options, const PipelineSchedule& schedule,
                            P2pModel model) {
-  return Checker(options, schedule, model).Run();
+  RETURN_IF_ERROR(CheckRules(options, schedule));
+  return ExecuteSchedule(options, schedule, model).status();
 }
 
 absl::Status CheckSchedule(const ScheduleOptions& options, const PipelineSchedule& schedule) {
-  return CheckSchedule(options, schedule,
-                       options.overlap_p2p_comm ? P2pModel::kAsynchronous : P2pModel::kRendezvous);
+  RETURN_IF_ERROR(CheckRules(options, schedule));
+  for (const P2pModel model :
+       {P2pModel::kRendezvous, P2pModel::kBuffered, P2pModel::kAsynchronous}) {
+    if (options.overlap_p2p_comm && model == P2pModel::kRendezvous) continue;
+    RETURN_IF_ERROR(ExecuteSchedule(options, schedule, model).status());
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace muster
