@@ -142,6 +142,41 @@ TEST_F(OfflineTest, ScheduleOfASpec) {
   int64_t forwards = 0;
   for (const json& op : schedule[1]) forwards += op["op"] == "forward";
   EXPECT_EQ(forwards, 2);
+  EXPECT_EQ(schedule[1][1]["begin_slot"], 1);
+  EXPECT_EQ(schedule[1][1]["end_slot"], 2);
+}
+
+TEST_F(OfflineTest, ScheduleAsTimelineListAndPicture) {
+  json spec = SmallSpec(2, 10);
+  spec["parallel"]["pipeline_model_parallel_size"] = 2;
+  spec["model"]["num_layers"] = 2;
+  spec["training"]["global_batch_size"] = 2;
+  const std::string path = SpecFile(spec);
+  const Result drawn = Muster({"schedule", path});
+  ASSERT_EQ(drawn.code, 0) << drawn.err;
+  EXPECT_EQ(drawn.out,
+            "1F1B: p = 2, m = 2\n\n"
+            "slot  0         5\n"
+            "pp 0  F0F1. . B0--. B1--\n"
+            "pp 1  . F0B0--F1B1--. .\n\n"
+            "F0 forward of microbatch 0; B0-- its backward\n"
+            "bubble 50.00 % of the ideal time, measured in 9 slots; (p-1)/(v m) = 1/2 = 50.00 %\n");
+  EXPECT_EQ(Muster({"schedule", path, "--list"}).out.substr(0, 12), "pp 0: F0 sf ");
+  const Result picture = Muster({"schedule", path, "--svg", folder_ / "s.svg"});
+  EXPECT_EQ(picture.code, 0) << picture.err;
+  EXPECT_EQ(picture.out, "");
+  EXPECT_THAT(FileText(folder_ / "s.svg"), HasSubstr("<svg xmlns="));
+  const Result refused = Muster({"schedule", path, "--svg", folder_ / "none/s.svg"});
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("cannot be written: No such file"));
+}
+
+TEST_F(OfflineTest, ScheduleOfAVastBatchIsRefused) {
+  json spec = SmallSpec(2, 10);
+  spec["training"]["global_batch_size"] = 2'000'000'000;
+  const Result result = Muster({"schedule", SpecFile(spec)});
+  EXPECT_EQ(result.code, 2);
+  EXPECT_THAT(result.err, HasSubstr("training.global_batch_size=2000000000"));
 }
 
 TEST_F(OfflineTest, PreprocessThenInspect) {
