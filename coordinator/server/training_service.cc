@@ -59,6 +59,26 @@ absl::Status FillPage(Engine* engine, const JobMachine& job, LedgerKind kind, co
   return absl::OkStatus();
 }
 
+// The page that `request` asks for, once there is something for it.
+template <typename Request, typename Response, typename RingOf, typename OfRow, typename Add>
+grpc::ServerUnaryReactor* PageOf(CallGate* gate, grpc::CallbackServerContext* context,
+                                 const char* method, const Request& request, Response* response,
+                                 RingOf ring_of, LedgerKind kind, OfRow of_row, Add add) {
+  const auto call = gate->Begin(context, method, CallGate::Kind::kMayWait);
+  const int64_t since = request.since();
+  const size_t limit = PageSize(request.limit());
+  WatchJob(
+      gate, call, request.job_id(), FromProto(request.wait()),
+      [ring_of, since](const JobMachine& job) {
+        return job.released() || !ring_of(job).Since(since, 1).empty();
+      },
+      [=](const JobMachine& job) {
+        return FillPage(gate->engine(), job, kind, ring_of(job), since, limit, response, of_row,
+                        add);
+      });
+  return call.get();
+}
+
 }  // namespace
 
 grpc::ServerUnaryReactor* TrainingServiceImpl::RequestCheckpoint(
@@ -84,41 +104,21 @@ grpc::ServerUnaryReactor* TrainingServiceImpl::RequestEvaluation(
 grpc::ServerUnaryReactor* TrainingServiceImpl::GetMetrics(grpc::CallbackServerContext* context,
                                                           const v1::GetMetricsRequest* request,
                                                           v1::GetMetricsResponse* response) {
-  const auto call =
-      gate_->Begin(context, "/muster.v1.TrainingService/GetMetrics", CallGate::Kind::kMayWait);
-  const int64_t since = request->since();
-  const size_t limit = PageSize(request->limit());
-  WatchJob(
-      gate_, call, request->job_id(), FromProto(request->wait()),
-      [since](const JobMachine& job) {
-        return job.released() || !job.history().steps().Since(since, 1).empty();
-      },
-      [this, since, limit, response](const JobMachine& job) {
-        return FillPage(gate_->engine(), job, LedgerKind::kStep, job.history().steps(), since,
-                        limit, response, StepOfRow,
-                        [&](const auto& entry) { *response->add_records() = ToProto(entry); });
-      });
-  return call.get();
+  return PageOf(
+      gate_, context, "/muster.v1.TrainingService/GetMetrics", *request, response,
+      [](const JobMachine& job) -> const Ring<StepRecord>& { return job.history().steps(); },
+      LedgerKind::kStep, StepOfRow,
+      [response](const auto& entry) { *response->add_records() = ToProto(entry); });
 }
 
 grpc::ServerUnaryReactor* TrainingServiceImpl::GetEvents(grpc::CallbackServerContext* context,
                                                          const v1::GetEventsRequest* request,
                                                          v1::GetEventsResponse* response) {
-  const auto call =
-      gate_->Begin(context, "/muster.v1.TrainingService/GetEvents", CallGate::Kind::kMayWait);
-  const int64_t since = request->since();
-  const size_t limit = PageSize(request->limit());
-  WatchJob(
-      gate_, call, request->job_id(), FromProto(request->wait()),
-      [since](const JobMachine& job) {
-        return job.released() || !job.history().events().Since(since, 1).empty();
-      },
-      [this, since, limit, response](const JobMachine& job) {
-        return FillPage(gate_->engine(), job, LedgerKind::kEvent, job.history().events(), since,
-                        limit, response, EventOfRow,
-                        [&](const auto& entry) { *response->add_events() = ToProto(entry); });
-      });
-  return call.get();
+  return PageOf(
+      gate_, context, "/muster.v1.TrainingService/GetEvents", *request, response,
+      [](const JobMachine& job) -> const Ring<JobEvent>& { return job.history().events(); },
+      LedgerKind::kEvent, EventOfRow,
+      [response](const auto& entry) { *response->add_events() = ToProto(entry); });
 }
 
 }  // namespace muster
