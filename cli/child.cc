@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -15,11 +14,11 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/runtime/spawn.h"
 
 namespace muster {
 namespace {
 
-constexpr int kLifelineFd = 3;  // in the child
 constexpr size_t kShownLogLines = 10;
 
 }  // namespace
@@ -31,38 +30,13 @@ absl::StatusOr<std::unique_ptr<Child>> Child::Start(const Options& options) {
     return absl::UnavailableError(absl::StrCat("pipe2: ", strerror(errno)));
   }
   child->lifeline_ = lifeline[1];
-  std::vector<std::string> words = {options.program};
-  words.insert(words.end(), options.arguments.begin(), options.arguments.end());
-  words.push_back("--lifeline-fd");
-  words.push_back(absl::StrCat(kLifelineFd));
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  arguments.push_back(nullptr);
-
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, 1, options.log_path.c_str(),
-                                   O_WRONLY | O_CREAT | O_APPEND, 0644);
-  posix_spawn_file_actions_adddup2(&actions, 1, 2);
-  // dup2 onto itself would keep close-on-exec in an older libc; 3 may be the pipe's own number.
-  posix_spawn_file_actions_adddup2(&actions, lifeline[0], kLifelineFd);
-  posix_spawn_file_actions_addclosefrom_np(&actions, kLifelineFd + 1);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t none, all;
-  sigemptyset(&none);
-  sigfillset(&all);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setsigdefault(&attributes, &all);
-  // A process group of its own: a ctrl-C at the terminal is this program's to handle.
-  posix_spawnattr_setpgroup(&attributes, 0);
-  posix_spawnattr_setflags(&attributes,
-                           POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-  const int error = posix_spawn(&child->pid_, options.program.c_str(), &actions, &attributes,
-                                arguments.data(), environ);
-  posix_spawnattr_destroy(&attributes);
-  posix_spawn_file_actions_destroy(&actions);
+  SpawnOptions spawn{.program = options.program,
+                     .arguments = options.arguments,
+                     .output_path = options.log_path,
+                     .inherited_fd = lifeline[0]};
+  spawn.arguments.push_back("--lifeline-fd");
+  spawn.arguments.push_back(absl::StrCat(kInheritedFd));
+  const int error = Spawn(spawn, &child->pid_);
   close(lifeline[0]);
   if (error != 0) {
     child->ended_ = true;

@@ -1,21 +1,16 @@
 #include "worker/agent/trainer_process.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
-#include <spawn.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
-#include <deque>
 #include <optional>
 #include <thread>
 #include <utility>
@@ -24,193 +19,13 @@
 #include "common/base/check.h"
 #include "common/base/status.h"
 #include "common/runtime/clock.h"
-#include "common/runtime/log.h"
+#include "common/runtime/fd.h"
 #include "common/runtime/mutex.h"
-#include "worker/agent/machine_cores.h"
+#include "worker/agent/log_sink.h"
+#include "worker/agent/trainer_spawn.h"
 #include "worker/core/line_buffer.h"
 
 namespace muster {
-namespace {
-
-constexpr int kChildControlFd = 3;
-
-// A file descriptor that closes itself.
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept {
-    Reset();
-    fd_ = std::exchange(other.fd_, -1);
-    return *this;
-  }
-  ~Fd() { Reset(); }
-  void Reset() {
-    if (fd_ >= 0) close(fd_);
-    fd_ = -1;
-  }
-  int get() const { return fd_; }
-  bool open() const { return fd_ >= 0; }
-
- private:
-  int fd_ = -1;
-};
-
-absl::Status ErrnoStatus(int error, absl::string_view what) {
-  const std::string text = absl::StrCat(what, ": ", strerror(error));
-  switch (error) {
-    case ENOENT:
-    case ENOTDIR:
-      return absl::NotFoundError(text);
-    case EACCES:
-    case EPERM:
-    case ENOEXEC:
-      return absl::PermissionDeniedError(text);
-    default:
-      return absl::UnavailableError(text);
-  }
-}
-
-// Moves a descriptor above the ones that the child's dup2 calls overwrite.
-absl::StatusOr<Fd> MoveUp(int fd) {
-  Fd low(fd);
-  Fd high(fcntl(fd, F_DUPFD_CLOEXEC, 10));
-  if (!high.open()) return ErrnoStatus(errno, "fcntl(F_DUPFD_CLOEXEC)");
-  return high;
-}
-
-struct Channels {
-  Fd control, control_child;
-  Fd log, log_child;
-};
-
-absl::StatusOr<Channels> MakeChannels() {
-  Channels channels;
-  int pair[2];
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) {
-    return ErrnoStatus(errno, "socketpair");
-  }
-  channels.control = Fd(pair[0]);
-  ASSIGN_OR_RETURN(channels.control_child, MoveUp(pair[1]));
-  if (pipe2(pair, O_CLOEXEC) != 0) return ErrnoStatus(errno, "pipe2");
-  channels.log = Fd(pair[0]);
-  ASSIGN_OR_RETURN(channels.log_child, MoveUp(pair[1]));
-  for (int fd : {channels.control.get(), channels.log.get()}) {
-    if (fcntl(fd, F_SETFL, O_NONBLOCK) != 0) return ErrnoStatus(errno, "fcntl(O_NONBLOCK)");
-  }
-  return channels;
-}
-
-std::vector<std::string> MergedEnvironment(const std::map<std::string, std::string>& added) {
-  std::vector<std::string> result;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string text = *entry;
-    if (!added.contains(text.substr(0, text.find('=')))) result.push_back(text);
-  }
-  for (const auto& [name, value] : added) result.push_back(absl::StrCat(name, "=", value));
-  return result;
-}
-
-std::vector<char*> Pointers(std::vector<std::string>& strings) {
-  std::vector<char*> result;
-  for (std::string& text : strings) result.push_back(text.data());
-  result.push_back(nullptr);
-  return result;
-}
-
-absl::StatusOr<pid_t> Spawn(const TrainerProcess::Options& options, const Channels& channels) {
-  std::vector<std::string> arguments = {options.program};
-  arguments.insert(arguments.end(), options.arguments.begin(), options.arguments.end());
-  arguments.push_back("--control-fd");
-  arguments.push_back(absl::StrCat(kChildControlFd));
-  std::vector<std::string> environment = MergedEnvironment(options.env);
-
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_adddup2(&actions, channels.log_child.get(), 1);
-  posix_spawn_file_actions_adddup2(&actions, channels.log_child.get(), 2);
-  posix_spawn_file_actions_adddup2(&actions, channels.control_child.get(), kChildControlFd);
-  posix_spawn_file_actions_addclosefrom_np(&actions, kChildControlFd + 1);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  sigset_t none, all;
-  sigemptyset(&none);
-  sigfillset(&all);
-  posix_spawnattr_setsigmask(&attributes, &none);
-  posix_spawnattr_setsigdefault(&attributes, &all);
-  posix_spawnattr_setpgroup(&attributes, 0);
-  posix_spawnattr_setflags(&attributes,
-                           POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP);
-  pid_t pid = -1;
-  int error = 0;
-  {
-    const ScopedBinding binding(options.cpus, options.memory_node);
-    if (!binding.problem().empty()) {
-      // Cores may have been taken from this agent since its start. Slower, not wrong.
-      MUSTER_LOG(kWarning) << "the trainer is not bound to its cores: " << binding.problem();
-    }
-    error = posix_spawn(&pid, options.program.c_str(), &actions, &attributes,
-                        Pointers(arguments).data(), Pointers(environment).data());
-  }
-  posix_spawnattr_destroy(&attributes);
-  posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) {
-    return ErrnoStatus(error, absl::StrCat("cannot start the trainer ", options.program));
-  }
-  return pid;
-}
-
-// The log file with one older generation, and the last lines in memory.
-class LogSink {
- public:
-  explicit LogSink(const TrainerProcess::Options& options) : options_(options) {}
-
-  absl::Status Open() {
-    file_ = Fd(open(options_.log_path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-    if (!file_.open()) return ErrnoStatus(errno, absl::StrCat("log file ", options_.log_path));
-    struct stat info;
-    written_ = fstat(file_.get(), &info) == 0 ? info.st_size : 0;
-    return absl::OkStatus();
-  }
-
-  void AddLine(const std::string& line) {
-    tail_.push_back(line);
-    tail_bytes_ += line.size();
-    while (tail_.size() > options_.tail_lines ||
-           (tail_bytes_ > options_.tail_bytes && tail_.size() > 1)) {
-      tail_bytes_ -= tail_.front().size();
-      tail_.pop_front();
-    }
-  }
-
-  // A full disk must not stop training: what cannot be written is lost, and the tail stays.
-  void Write(absl::string_view bytes) {
-    if (written_ >= options_.max_log_bytes) {
-      rename(options_.log_path.c_str(), absl::StrCat(options_.log_path, ".1").c_str());
-      if (!Open().ok()) return;
-    }
-    while (!bytes.empty()) {
-      const ssize_t count = write(file_.get(), bytes.data(), bytes.size());
-      if (count < 0 && errno == EINTR) continue;
-      if (count <= 0) return;
-      written_ += count;
-      bytes.remove_prefix(count);
-    }
-  }
-
-  std::vector<std::string> Tail() const { return {tail_.begin(), tail_.end()}; }
-
- private:
-  const TrainerProcess::Options& options_;
-  Fd file_;
-  int64_t written_ = 0;
-  std::deque<std::string> tail_;
-  size_t tail_bytes_ = 0;
-};
-
-}  // namespace
 
 std::string TrainerExit::Describe() const {
   std::string text = signal != 0 ? absl::StrCat("signal ", signal, " (", strsignal(signal), ")")
@@ -224,7 +39,10 @@ class TrainerProcess::Impl {
   Impl(Options options, Callbacks callbacks)
       : options_(std::move(options)),
         callbacks_(std::move(callbacks)),
-        log_(options_),
+        log_({.path = options_.log_path,
+              .max_bytes = options_.max_log_bytes,
+              .tail_lines = options_.tail_lines,
+              .tail_bytes = options_.tail_bytes}),
         log_lines_(options_.max_log_line, LineBuffer::TooLong::kSplit),
         control_lines_(options_.max_control_line, LineBuffer::TooLong::kFail) {}
 
@@ -232,8 +50,8 @@ class TrainerProcess::Impl {
     RETURN_IF_ERROR(log_.Open());
     wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!wake_.open()) return ErrnoStatus(errno, "eventfd");
-    ASSIGN_OR_RETURN(Channels channels, MakeChannels());
-    ASSIGN_OR_RETURN(pid_, Spawn(options_, channels));
+    ASSIGN_OR_RETURN(TrainerChannels channels, MakeTrainerChannels());
+    ASSIGN_OR_RETURN(pid_, SpawnTrainer(options_, channels));
     pidfd_ = Fd(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
     if (!pidfd_.open()) {
       const absl::Status status = ErrnoStatus(errno, "pidfd_open");
