@@ -1,18 +1,15 @@
 #include "tests/cli/fake_coordinator.h"
 
-#include <grpcpp/server_builder.h>
-
 #include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/rpc/channel.h"
 #include "common/rpc/convert.h"
 
 namespace muster {
 
-FakeCoordinator::FakeCoordinator() : address_("127.0.0.1:0") {
+FakeCoordinator::FakeCoordinator() {
   job_.set_job_id("job-1");
   job_.set_name("fake");
   job_.set_state(v1::JOB_STATE_RUNNING);
@@ -25,21 +22,12 @@ FakeCoordinator::FakeCoordinator() : address_("127.0.0.1:0") {
 
 FakeCoordinator::~FakeCoordinator() { GoAway(); }
 
-void FakeCoordinator::GoAway() {
-  if (server_ != nullptr) server_->Shutdown(std::chrono::system_clock::now());
-  server_.reset();
-}
+void FakeCoordinator::GoAway() { server_.Stop(); }
 
 void FakeCoordinator::ComeBack() {
-  grpc::ServerBuilder builder;
-  SetServerLimits(&builder);
-  int port = 0;
-  builder.AddListeningPort(address_, grpc::InsecureServerCredentials(), &port);
-  builder.RegisterService(static_cast<v1::JobService::Service*>(this));
-  builder.RegisterService(static_cast<v1::TrainingService::Service*>(this));
-  builder.RegisterService(static_cast<v1::MembershipService::Service*>(this));
-  server_ = builder.BuildAndStart();
-  address_ = absl::StrCat("127.0.0.1:", port);
+  server_.Start({static_cast<v1::JobService::Service*>(this),
+                 static_cast<v1::TrainingService::Service*>(this),
+                 static_cast<v1::MembershipService::Service*>(this)});
 }
 
 void FakeCoordinator::SetJob(const v1::JobStatus& job) {

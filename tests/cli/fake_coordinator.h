@@ -2,9 +2,6 @@
 // that only look. It can go away and come back on the same port, as one that restarts.
 #pragma once
 
-#include <grpcpp/server.h>
-
-#include <memory>
 #include <string>
 #include <vector>
 
@@ -12,6 +9,7 @@
 #include "muster/v1/job.grpc.pb.h"
 #include "muster/v1/membership.grpc.pb.h"
 #include "muster/v1/training.grpc.pb.h"
+#include "tests/support/loopback_server.h"
 
 namespace muster {
 
@@ -24,7 +22,7 @@ class FakeCoordinator : private v1::JobService::Service,
 
   void GoAway();
   void ComeBack();
-  const std::string& address() const { return address_; }
+  std::string address() const { return server_.address(); }
 
   // The one job there is, and everything of it; thread-safe.
   void SetJob(const v1::JobStatus& job);
@@ -61,8 +59,7 @@ class FakeCoordinator : private v1::JobService::Service,
   grpc::Status Page(std::vector<Entry> FakeCoordinator::*all_of, const Request& request,
                     Response* response, const Add& add);
 
-  std::string address_;
-  std::unique_ptr<grpc::Server> server_;
+  LoopbackServer server_;
   mutable Mutex mu_;
   v1::JobStatus job_ ABSL_GUARDED_BY(mu_);
   std::string spec_, storage_trouble_ ABSL_GUARDED_BY(mu_);

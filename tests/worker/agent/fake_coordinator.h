@@ -2,26 +2,22 @@
 // agents send, goes away and comes back on its port, with or without its memory.
 #pragma once
 
-#include <grpcpp/server.h>
-#include <grpcpp/server_builder.h>
+#include <grpcpp/support/status.h>
+#include <grpcpp/support/sync_stream.h>
 
 #include <functional>
 #include <map>
-#include <memory>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
-#include <gtest/gtest.h>
-
-#include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "common/rpc/channel.h"
 #include "common/rpc/convert.h"
 #include "common/runtime/mutex.h"
 #include "muster/v1/membership.grpc.pb.h"
 #include "muster/v1/rendezvous.grpc.pb.h"
+#include "tests/support/loopback_server.h"
 
 namespace muster {
 
@@ -45,14 +41,7 @@ class FakeCoordinator {
       MutexLock lock(&mu_);
       up_ = true;
     }
-    grpc::ServerBuilder builder;
-    SetServerLimits(&builder);
-    builder.AddListeningPort(absl::StrCat("127.0.0.1:", port_), grpc::InsecureServerCredentials(),
-                             &port_);
-    builder.RegisterService(&membership_);
-    builder.RegisterService(&rendezvous_);
-    server_ = builder.BuildAndStart();
-    ASSERT_NE(server_, nullptr);
+    server_.Start({&membership_, &rendezvous_});
   }
   // As a kill: every call ends at once.
   void Stop() {
@@ -61,11 +50,9 @@ class FakeCoordinator {
       up_ = false;
       changed_.NotifyAll();
     }
-    if (server_ == nullptr) return;
-    server_->Shutdown(std::chrono::system_clock::now());
-    server_.reset();
+    server_.Stop();
   }
-  std::string address() const { return absl::StrCat("127.0.0.1:", port_); }
+  std::string address() const { return server_.address(); }
 
   // The script's view, under the lock.
   template <typename Function>
@@ -274,8 +261,7 @@ class FakeCoordinator {
 
   Membership membership_{this};
   Rendezvous rendezvous_{this};
-  int port_ = 0;
-  std::unique_ptr<grpc::Server> server_;
+  LoopbackServer server_;
 
   Mutex mu_;
   CondVar changed_;
