@@ -224,7 +224,6 @@ absl::Status CheckSchedule(const ScheduleOptions& options, const PipelineSchedul
   RETURN_IF_ERROR(CheckRules(options, schedule));
   for (const P2pModel model :
        {P2pModel::kRendezvous, P2pModel::kBuffered, P2pModel::kAsynchronous}) {
-    if (options.overlap_p2p_comm && model == P2pModel::kRendezvous) continue;
     RETURN_IF_ERROR(ExecuteSchedule(options, schedule, model).status());
   }
   return absl::OkStatus();

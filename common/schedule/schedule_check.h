@@ -15,9 +15,8 @@
 
 namespace muster {
 
-// FAILED_PRECONDITION names rank, position in its list and operation. With the models that the
-// options ask for: all of them; overlapped lists, which post receives long before their senders
-// get there, only asynchronous.
+// FAILED_PRECONDITION names rank, position in its list and operation. With all models, overlapped
+// lists too: what ends with rendezvous ends on a device whose communication runs in order as well.
 absl::Status CheckSchedule(const ScheduleOptions& options, const PipelineSchedule& schedule);
 // With one model.
 absl::Status CheckSchedule(const ScheduleOptions& options, const PipelineSchedule& schedule,
