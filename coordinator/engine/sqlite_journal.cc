@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <deque>
 #include <iterator>
-#include <random>
 #include <tuple>
 #include <utility>
 
@@ -12,6 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "common/ckpt/crc32c.h"
+#include "common/runtime/random_bytes.h"
 
 namespace muster {
 namespace {
@@ -39,13 +39,6 @@ int64_t CheckOf(absl::string_view key, absl::string_view value) {
 }
 std::string KeyOf(int64_t job, int64_t kind, int64_t index) {
   return absl::StrCat(job, "/", kind, "/", index);
-}
-
-std::string RandomId() {
-  std::random_device random;
-  std::string bytes;
-  while (bytes.size() < 8) bytes += static_cast<char>(random());
-  return bytes;
 }
 
 }  // namespace
@@ -109,7 +102,7 @@ absl::Status SqliteJournal::Create() {
                    SqliteStatement::Prepare(db_.get(), "INSERT INTO meta VALUES (?1, ?2)"));
   const std::pair<std::string, std::string> values[] = {
       {"version", absl::StrCat(kDurableVersion)},
-      {"coordinator_id", absl::BytesToHexString(RandomId())},
+      {"coordinator_id", absl::BytesToHexString(RandomBytes(8))},
       {"created_by", options_.created_by}};
   for (const auto& [key, value] : values) RETURN_IF_ERROR(put.Bind(1, key).Bind(2, value).Run());
   return db_->Exec("COMMIT");

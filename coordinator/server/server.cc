@@ -5,13 +5,13 @@
 #include <grpcpp/health_check_service_interface.h>
 
 #include <atomic>
-#include <random>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "common/rpc/address.h"
 #include "common/rpc/channel.h"
+#include "common/runtime/random_bytes.h"
 #include "coordinator/server/access.h"
 #include "coordinator/server/agent_stream.h"
 #include "coordinator/server/http_pages.h"
@@ -44,13 +44,6 @@ class CallSink final : public ActionSink {
   AgentStreams* const streams_;
   WaitingCalls* const waiting_;
 };
-
-std::string RandomBytes(size_t size) {
-  std::random_device random;
-  std::string bytes;
-  while (bytes.size() < size) bytes += static_cast<char>(random());
-  return bytes;
-}
 
 absl::StatusOr<HostPort> GrpcAddress(const ServerOptions& options) {
   ASSIGN_OR_RETURN(HostPort address, ParseHostPort(options.listen));

@@ -18,6 +18,7 @@
 #include "common/rpc/convert.h"
 #include "common/runtime/log.h"
 #include "common/runtime/mutex.h"
+#include "common/runtime/random_bytes.h"
 #include "muster/v1/membership.grpc.pb.h"
 #include "worker/agent/convert.h"
 
@@ -26,16 +27,6 @@ namespace {
 
 // A coordinator that takes a stream and never answers on it is no better than none.
 constexpr absl::Duration kWelcomeLimit = absl::Seconds(30);
-
-std::string RandomIncarnation() {
-  std::random_device random;
-  std::string bytes;
-  while (bytes.size() < 16) {
-    const unsigned value = random();
-    bytes.append(reinterpret_cast<const char*>(&value), sizeof(value));
-  }
-  return bytes;
-}
 
 }  // namespace
 
@@ -47,7 +38,7 @@ class CoordinatorClient::Impl {
         callbacks_(std::move(callbacks)),
         stub_(v1::MembershipService::NewStub(channel)),
         registration_(std::move(registration)) {
-    registration_.set_incarnation(RandomIncarnation());
+    registration_.set_incarnation(RandomBytes(16));
     thread_ = std::thread([this] { Run(); });
   }
 
@@ -140,7 +131,7 @@ class CoordinatorClient::Impl {
 
   void TakeNewIncarnation() {
     MutexLock lock(&mu_);
-    if (std::exchange(new_incarnation_, false)) registration_.set_incarnation(RandomIncarnation());
+    if (std::exchange(new_incarnation_, false)) registration_.set_incarnation(RandomBytes(16));
   }
 
   absl::Status Register() {

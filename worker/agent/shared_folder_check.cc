@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <filesystem>
 #include <optional>
-#include <random>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -18,18 +17,12 @@
 #include "common/runtime/clock.h"
 #include "common/runtime/log.h"
 #include "common/runtime/mutex.h"
+#include "common/runtime/random_bytes.h"
 
 namespace muster {
 namespace {
 
 constexpr absl::Duration kLookInterval = absl::Milliseconds(100);
-
-std::string RandomNonce() {
-  std::random_device random;
-  std::string bytes;
-  for (int i = 0; i < 16; ++i) bytes.push_back(static_cast<char>(random() & 0xff));
-  return absl::BytesToHexString(bytes);
-}
 
 absl::Status WriteMark(const std::string& path, const std::string& nonce) {
   const int fd = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
@@ -95,7 +88,7 @@ class SharedFolderCheck::Impl : public std::enable_shared_from_this<Impl> {
           absl::StrCat("checkpoint.save=", options_.folder, " on node ", options_.node,
                        ": the folder can't be made: ", error.message()));
     }
-    const FolderMark mark{.node = options_.node, .nonce = RandomNonce()};
+    const FolderMark mark{.node = options_.node, .nonce = absl::BytesToHexString(RandomBytes(16))};
     RETURN_IF_ERROR(
         Annotate(WriteMark(path_, mark.nonce),
                  absl::StrCat("checkpoint.save=", options_.folder, " on node ", options_.node)));

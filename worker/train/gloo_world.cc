@@ -1,18 +1,12 @@
 #include "worker/train/gloo_world.h"
 
-#include <random>
-
 #include "absl/strings/escaping.h"
+#include "common/runtime/random_bytes.h"
 #include "worker/comm/gloo_communicator.h"
 
 namespace muster {
 
-std::string MakeGlooUniqueId() {
-  std::random_device random;
-  std::string bytes;
-  for (int i = 0; i < 16; ++i) bytes.push_back(static_cast<char>(random() & 0xff));
-  return absl::BytesToHexString(bytes);
-}
+std::string MakeGlooUniqueId() { return absl::BytesToHexString(RandomBytes(16)); }
 
 absl::StatusOr<CommunicatorPtr> FormGlooWorldOf(const FormWorldOptions& options) {
   const std::string& host = options.assignment.host_address;

@@ -8,6 +8,7 @@
 #include "common/runtime/clock.h"
 #include "common/runtime/log.h"
 #include "common/runtime/mutex.h"
+#include "common/runtime/random_bytes.h"
 #include "nlohmann/json.hpp"
 
 namespace muster {
@@ -37,6 +38,11 @@ TEST(CondVarTest, WakesAWaiterAndTellsATimeOut) {
   setter.join();
   MutexLock lock(&mu);
   EXPECT_FALSE(changed.WaitFor(&mu, absl::Milliseconds(1)));
+}
+
+TEST(RandomBytesTest, HasItsSizeAndIsAnotherEachTime) {
+  EXPECT_EQ(RandomBytes(16).size(), 16u);
+  EXPECT_NE(RandomBytes(16), RandomBytes(16));
 }
 
 TEST(LogTest, ARecordIsOneLineWithLevelAndName) {
