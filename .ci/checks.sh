@@ -13,19 +13,20 @@ deploy_files() {
 }
 metrics() { .ci/metrics.sh; }
 cuda() { configure cuda; build all; configure dev; }
-# AddressSanitizer over the pure layers, readers, RPC, and one run of the trainer.
+# AddressSanitizer over the pure layers, readers, RPC, and one run of the trainer. Simulations run a tenth of their seeds
+# under a sanitizer; the tests' own build runs all of them.
 asan() {
   configure asan
   NINJA_STATUS='[%f/%t %es] ' cmake --build build-asan -j "$JOBS" --target asan_tests
   # libtorch is not instrumented: leaks inside it are not ours to report.
-  ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0 UBSAN_OPTIONS=print_stacktrace=1 \
+  MUSTER_SIM_SEEDS=100 ASAN_OPTIONS=detect_leaks=0:detect_odr_violation=0 UBSAN_OPTIONS=print_stacktrace=1 \
     ctest --test-dir build-asan --output-on-failure --no-tests=error -j "$JOBS" -L asan -LE 'gpu|nightly|slow'
 }
 # ThreadSanitizer over what links neither torch nor gRPC (Debian's are not instrumented).
 tsan() {
   configure tsan
   NINJA_STATUS='[%f/%t %es] ' cmake --build build-tsan -j "$JOBS" --target tsan_tests
-  ctest --test-dir build-tsan --output-on-failure --no-tests=error -j "$JOBS" -L tsan -LE 'gpu|nightly|slow'
+  MUSTER_SIM_SEEDS=100 ctest --test-dir build-tsan --output-on-failure --no-tests=error -j "$JOBS" -L tsan -LE 'gpu|nightly|slow'
 }
 tidy() { need_tools; configure dev; cmake --build build --target muster_proto >/dev/null; .ci/tidy.sh; }
 
