@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <sstream>
 
 #include <gtest/gtest.h>
 
@@ -15,6 +16,13 @@ namespace muster {
 using nlohmann::json;
 
 std::string Binary(const std::string& name) { return absl::StrCat(MUSTER_BIN_DIR, "/", name); }
+
+std::vector<json> JsonLines(const std::string& text) {
+  std::vector<json> records;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) records.push_back(json::parse(line));
+  return records;
+}
 
 json SmallSpec(int world_size, int train_iters) {
   return {{"name", "small"},

@@ -60,6 +60,9 @@ class Cluster {
 
 std::string Binary(const std::string& name);
 
+// What commands print with --json as one record a line.
+std::vector<nlohmann::json> JsonLines(const std::string& text);
+
 // A small GPT on mock data that trains on one CPU in milliseconds a step.
 nlohmann::json SmallSpec(int world_size, int train_iters);
 

@@ -6,8 +6,6 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <sstream>
-
 #include "absl/strings/str_cat.h"
 #include "tests/integration/cluster.h"
 
@@ -47,11 +45,9 @@ TEST_F(ControlPlaneTest, SubmittedJobRunsToItsEndAndFreesTheWorkers) {
   EXPECT_TRUE(cluster_.NoTrainerLeft());
 
   // Every iteration once, all digits.
-  std::vector<json> records;
   const Result metrics = cluster_.Muster({"metrics", job, "--json"});
   EXPECT_EQ(metrics.code, 0) << metrics.err;
-  std::istringstream lines(metrics.out);
-  for (std::string line; std::getline(lines, line);) records.push_back(json::parse(line));
+  const std::vector<json> records = JsonLines(metrics.out);
   ASSERT_EQ(records.size(), 20u);
   for (size_t i = 0; i < records.size(); ++i) {
     EXPECT_EQ(records[i]["iteration"], i + 1);

@@ -108,15 +108,8 @@ class PartitionTest : public ::testing::Test {
         folder_.path(), hosts_.On(kCoordinator, {Binary("muster"), "metrics", job, "--json"}),
         {{"MUSTER_COORDINATOR", address_}, {"MUSTER_TOKEN_FILE", folder_ / "token"}});
     EXPECT_EQ(metrics.code, 0) << metrics.err;
-    std::istringstream lines(metrics.out);
     int64_t last = 0;
-    for (std::string line; std::getline(lines, line);) {
-      const int64_t iteration = json::parse(line)["iteration"];
-      if (last > 0) {
-        ASSERT_EQ(iteration, last + 1);
-      }
-      last = iteration;
-    }
+    for (const json& record : JsonLines(metrics.out)) ASSERT_EQ(record["iteration"], ++last);
     EXPECT_GT(last, 10);
   }
 

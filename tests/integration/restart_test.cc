@@ -9,7 +9,6 @@
 
 #include <fstream>
 #include <random>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -46,11 +45,8 @@ class RestartTest : public ::testing::Test {
   void ExpectEveryStepOnce(const std::string& job, int64_t last) {
     const Result metrics = cluster_.Muster({"metrics", job, "--json"});
     ASSERT_EQ(metrics.code, 0) << metrics.err;
-    std::istringstream lines(metrics.out);
     int64_t next = 1;
-    for (std::string line; std::getline(lines, line); ++next) {
-      ASSERT_EQ(json::parse(line)["iteration"], next);
-    }
+    for (const json& record : JsonLines(metrics.out)) ASSERT_EQ(record["iteration"], next++);
     EXPECT_EQ(next - 1, last);
   }
   void ExpectUndisturbed(const json& status) {

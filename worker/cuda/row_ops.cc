@@ -45,7 +45,7 @@ at::Tensor AddUp(const at::Tensor& partials) {
 
 class CudaRowOps final : public DeviceRowOps {
  public:
-  bool Takes(const at::Tensor& x) const override {
+  bool TakesActivation(const at::Tensor& x) const override {
     return IsSupported(x) && x.is_contiguous() && x.size(-1) % 16 == 0;
   }
   bool TakesNorm(const at::Tensor& x) const override {

@@ -18,22 +18,17 @@ at::Tensor BiasOrNone(const ParameterPtr& bias) {
   return bias == nullptr ? at::Tensor() : bias->data;
 }
 
-// The GPU's kernels, where they take x.
-const DeviceRowOps* KernelsFor(const at::Tensor& x) {
-  const DeviceRowOps* const ops = RegisteredDeviceRowOps();
-  return ops != nullptr && ops->Takes(x) ? ops : nullptr;
-}
-
 at::Tensor Gelu(const at::Tensor& x, const ParameterPtr& bias) {
   if (x.is_cpu()) return row_ops::BiasGelu(x, BiasOrNone(bias));
-  if (const auto* ops = KernelsFor(x)) return ops->BiasGelu(x, BiasOrNone(bias));
+  if (const auto* ops = DeviceRowOpsFor(x, &DeviceRowOps::TakesActivation))
+    return ops->BiasGelu(x, BiasOrNone(bias));
   return at::gelu(WithBias(x, bias));
 }
 
 row_ops::ActivationGrads GeluBackward(const at::Tensor& dy, const at::Tensor& x,
                                       const ParameterPtr& bias, bool want_dbias) {
   if (x.is_cpu()) return row_ops::BiasGeluBackward(dy, x, BiasOrNone(bias), want_dbias);
-  if (const auto* ops = KernelsFor(x)) {
+  if (const auto* ops = DeviceRowOpsFor(x, &DeviceRowOps::TakesActivation)) {
     return ops->BiasGeluBackward(dy, x, BiasOrNone(bias), want_dbias);
   }
   row_ops::ActivationGrads d;
@@ -62,7 +57,7 @@ namespace {
 row_ops::ActivationGrads SwigluBackward(const at::Tensor& dy, const at::Tensor& x,
                                         const ParameterPtr& bias, bool want_dbias) {
   if (x.is_cpu()) return row_ops::BiasSwigluBackward(dy, x, BiasOrNone(bias), want_dbias);
-  if (const auto* ops = KernelsFor(x)) {
+  if (const auto* ops = DeviceRowOpsFor(x, &DeviceRowOps::TakesActivation)) {
     return ops->BiasSwigluBackward(dy, x, BiasOrNone(bias), want_dbias);
   }
   const int64_t half = x.size(1) / 2;
@@ -84,7 +79,7 @@ at::Tensor BiasSwigluOp(const at::Tensor& x, const ParameterPtr& bias) {
     OpForward forward;
     if (x.is_cpu()) {
       y = row_ops::BiasSwiglu(x, BiasOrNone(bias));
-    } else if (const auto* ops = KernelsFor(x)) {
+    } else if (const auto* ops = DeviceRowOpsFor(x, &DeviceRowOps::TakesActivation)) {
       y = ops->BiasSwiglu(x, BiasOrNone(bias));
     } else {
       const int64_t half = x.size(1) / 2;

@@ -10,7 +10,11 @@ const DeviceRowOps*& Slot() {
 
 }  // namespace
 
-const DeviceRowOps* RegisteredDeviceRowOps() { return Slot(); }
+const DeviceRowOps* DeviceRowOpsFor(const at::Tensor& x,
+                                    bool (DeviceRowOps::*takes)(const at::Tensor&) const) {
+  const DeviceRowOps* const ops = Slot();
+  return ops != nullptr && (ops->*takes)(x) ? ops : nullptr;
+}
 
 void RegisterDeviceRowOps(const DeviceRowOps* ops) { Slot() = ops; }
 

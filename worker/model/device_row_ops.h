@@ -13,8 +13,8 @@ namespace muster {
 class DeviceRowOps {
  public:
   virtual ~DeviceRowOps() = default;
-  // Whether the other calls accept rows of this type and width.
-  virtual bool Takes(const at::Tensor& x) const = 0;
+  // Whether the calls of that kind accept rows of this type and width.
+  virtual bool TakesActivation(const at::Tensor& x) const = 0;
   virtual bool TakesNorm(const at::Tensor& x) const = 0;
   virtual NormForwardResult NormForward(Normalization kind, const NormInputs& in) const = 0;
   virtual NormBackwardResult NormBackward(Normalization kind,
@@ -34,8 +34,10 @@ class DeviceRowOps {
                                     const at::Tensor& lse, const at::Tensor& dloss) const = 0;
 };
 
-// Null until registered, which is done once, before the first model is made.
-const DeviceRowOps* RegisteredDeviceRowOps();
+// Those registered, if they take x (one of the Takes... above); null when not.
+const DeviceRowOps* DeviceRowOpsFor(const at::Tensor& x,
+                                    bool (DeviceRowOps::*takes)(const at::Tensor&) const);
+// Once, before the first model is made.
 void RegisterDeviceRowOps(const DeviceRowOps* ops);
 
 }  // namespace muster

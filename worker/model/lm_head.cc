@@ -29,14 +29,10 @@ void ForRowBlocks(const at::Tensor& logits, Body body) {
   }
 }
 
-const DeviceRowOps* KernelsFor(const at::Tensor& logits) {
-  const DeviceRowOps* const ops = RegisteredDeviceRowOps();
-  return ops != nullptr && ops->TakesLogits(logits) ? ops : nullptr;
-}
-
 row_ops::CrossEntropyResult CrossEntropy(const at::Tensor& logits, const at::Tensor& labels) {
   if (logits.is_cpu()) return row_ops::CrossEntropy(logits, labels);
-  if (const auto* ops = KernelsFor(logits)) return ops->CrossEntropy(logits, labels);
+  if (const auto* ops = DeviceRowOpsFor(logits, &DeviceRowOps::TakesLogits))
+    return ops->CrossEntropy(logits, labels);
   row_ops::CrossEntropyResult out;
   out.loss = at::empty({logits.size(0)}, logits.options().dtype(LossType(logits)));
   ForRowBlocks(logits, [&](int64_t begin, int64_t count) {
@@ -53,7 +49,7 @@ row_ops::CrossEntropyResult CrossEntropy(const at::Tensor& logits, const at::Ten
 void LogitsToGradient(const at::Tensor& logits, const at::Tensor& lse, const at::Tensor& labels,
                       const at::Tensor& dloss) {
   if (logits.is_cpu()) return row_ops::CrossEntropyBackward(logits, labels, lse, dloss);
-  if (const auto* ops = KernelsFor(logits)) {
+  if (const auto* ops = DeviceRowOpsFor(logits, &DeviceRowOps::TakesLogits)) {
     return ops->CrossEntropyBackward(logits, labels, lse, dloss);
   }
   const at::Tensor label = labels.unsqueeze(1);  // (N, 1)

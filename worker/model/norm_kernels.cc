@@ -14,16 +14,12 @@ at::ScalarType AccumulateType(at::ScalarType type) {
   return type == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-const DeviceRowOps* KernelsFor(const at::Tensor& x) {
-  const DeviceRowOps* const ops = RegisteredDeviceRowOps();
-  return ops != nullptr && ops->TakesNorm(x) ? ops : nullptr;
-}
-
 }  // namespace
 
 NormForwardResult NormForward(Normalization kind, const NormInputs& in) {
   if (in.residual.is_cpu()) return row_ops::NormForward(in);
-  if (const auto* ops = KernelsFor(in.residual)) return ops->NormForward(kind, in);
+  if (const auto* ops = DeviceRowOpsFor(in.residual, &DeviceRowOps::TakesNorm))
+    return ops->NormForward(kind, in);
   NormForwardResult out;
   out.x = in.residual;
   if (in.branch.defined()) {
@@ -46,7 +42,8 @@ NormForwardResult NormForward(Normalization kind, const NormInputs& in) {
 
 NormBackwardResult NormBackward(Normalization kind, const NormBackwardInputs& in) {
   if (in.x.is_cpu()) return row_ops::NormBackward(kind, in);
-  if (const auto* ops = KernelsFor(in.x)) return ops->NormBackward(kind, in);
+  if (const auto* ops = DeviceRowOpsFor(in.x, &DeviceRowOps::TakesNorm))
+    return ops->NormBackward(kind, in);
   NormBackwardResult out;
   const int64_t width = in.x.size(-1);
   const at::Tensor dy = in.dy.contiguous();

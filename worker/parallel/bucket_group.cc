@@ -12,24 +12,25 @@
 namespace muster {
 namespace {
 
-// Scales the bucket; its norm before that.
-at::Tensor ScaleAndNorm(const GradBucket& bucket, double scale, bool is_final) {
-  at::Tensor data = bucket.data;
-  if (!data.is_cpu()) {
-    const at::Tensor norm = NormOf(data);
-    if (scale != 1.0) data.mul_(scale);
-    return norm;
-  }
+// Without peers the gradients are final: the optimizer's norm needs the same sums.
+double SumOfFinalGradients(const GradBucket& bucket) {
   double sum = 0;
-  if (!is_final) {
-    sum = ScaleAndSumOfSquares(data, scale);
-    return at::scalar_tensor(std::sqrt(sum), at::TensorOptions().dtype(at::kDouble));
-  }
-  // Without peers these gradients are final: the optimizer's norm needs the same sums.
   for (const ParameterPtr& p : bucket.params) {
     p->main_grad_squares = SumOfSquares(p->main_grad);
     sum += *p->main_grad_squares;
   }
+  return sum;
+}
+
+// Scales the bucket; its norm before that.
+at::Tensor ScaleAndNorm(const GradBucket& bucket, double scale, bool is_final) {
+  at::Tensor data = bucket.data;
+  if (!data.is_cpu()) {
+    const at::Tensor norm = DeviceNorm(data);
+    if (scale != 1.0) data.mul_(scale);
+    return norm;
+  }
+  const double sum = is_final ? SumOfFinalGradients(bucket) : ScaleAndSumOfSquares(data, scale);
   return at::scalar_tensor(std::sqrt(sum), at::TensorOptions().dtype(at::kDouble));
 }
 

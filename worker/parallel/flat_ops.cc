@@ -1,7 +1,6 @@
 #include "worker/parallel/flat_ops.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 #include <vector>
 
@@ -11,7 +10,6 @@
 #include <ATen/ops/count_nonzero.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/mul.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/square.h>
 #include <ATen/ops/stack.h>
 #include <ATen/ops/sum.h>
@@ -69,12 +67,7 @@ std::vector<double> SumsOfSquares(const std::vector<at::Tensor>& xs, double scal
   return sums;
 }
 
-at::Tensor NormOf(const at::Tensor& x) {
-  if (x.is_cpu()) {
-    return at::scalar_tensor(std::sqrt(SumOfSquares(x)), at::TensorOptions().dtype(at::kDouble));
-  }
-  return at::linalg_vector_norm(x).to(at::kDouble);
-}
+at::Tensor DeviceNorm(const at::Tensor& x) { return at::linalg_vector_norm(x).to(at::kDouble); }
 
 double ScaleAndSumOfSquares(at::Tensor x, double scale) {
   MUSTER_CHECK(x.is_contiguous());

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <map>
 #include <memory>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "tests/integration/cluster.h"
@@ -61,10 +60,8 @@ TEST_F(ClusterCommandsTest, FollowersOutlastAKilledCoordinator) {
   EXPECT_THAT(watch->Stderr(), AllOf(HasSubstr("coordinator away, training goes on; retrying\n"),
                                      HasSubstr("the coordinator is back after ")));
   // Every iteration once, in order, and the status.
-  std::istringstream lines(watch->Stdout());
   int iteration = 0;
-  for (std::string line; std::getline(lines, line);) {
-    const json record = json::parse(line);
+  for (const json& record : JsonLines(watch->Stdout())) {
     if (record.contains("job_id")) {
       EXPECT_EQ(record["state"], "COMPLETED");
       EXPECT_EQ(record["restarts"], 0);

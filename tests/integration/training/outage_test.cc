@@ -5,7 +5,6 @@
 #include <signal.h>
 
 #include <random>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -35,9 +34,7 @@ class OutageTest : public ::testing::Test {
   // What a step has computed, without what the clock has to say.
   std::vector<std::string> Numbers(const std::string& job) {
     std::vector<std::string> numbers;
-    std::istringstream lines(cluster_.Muster({"metrics", job, "--json"}).out);
-    for (std::string line; std::getline(lines, line);) {
-      const json record = json::parse(line);
+    for (const json& record : JsonLines(cluster_.Muster({"metrics", job, "--json"}).out)) {
       json kept;
       for (const char* name : {"iteration", "consumed_samples", "lm_loss", "grad_norm",
                                "learning_rate", "loss_scale", "skipped", "epoch"}) {

@@ -5,7 +5,6 @@
 
 #include <cmath>
 #include <filesystem>
-#include <sstream>
 
 #include "absl/strings/str_cat.h"
 #include "tests/integration/cluster.h"
@@ -18,11 +17,7 @@ using ::testing::HasSubstr;
 
 std::map<int64_t, json> RecordsByIteration(const std::string& lines) {
   std::map<int64_t, json> records;
-  std::istringstream in(lines);
-  for (std::string line; std::getline(in, line);) {
-    const json record = json::parse(line);
-    records[record["iteration"]] = record;
-  }
+  for (const json& record : JsonLines(lines)) records[record["iteration"]] = record;
   return records;
 }
 
