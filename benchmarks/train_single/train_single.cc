@@ -80,8 +80,9 @@ class Bench {
                                                {.grad_reduce_in_fp32 = true});
     MUSTER_CHECK(ddp.ok());
     ddp_ = *std::move(ddp);
-    auto optimizer = Optimizer::Create(model_->parameters(), GradStatsGroups::Of(parallel_, false),
-                                       {.adam_beta2 = 0.95, .clip_grad = 1.0});
+    auto optimizer =
+        Optimizer::Create(WholeShards(model_->parameters()), GradStatsGroups::Of(parallel_, false),
+                          {.adam_beta2 = 0.95, .clip_grad = 1.0});
     MUSTER_CHECK(optimizer.ok());
     optimizer_ = *std::move(optimizer);
     for (size_t i = 0; i < optimizer_->param_groups().size(); ++i) {

@@ -53,7 +53,12 @@ struct P2POp {
   Kind kind = Kind::kSend;
   at::Tensor tensor;  // sent, or received into
   int peer = 0;       // rank inside this group
+  // Operations between two ranks are matched in the order in which they are issued, channel by
+  // channel: activations travel on channel 0, their gradients on channel 1, so that the two
+  // directions between the same two ranks may be issued in different orders on both sides.
+  int channel = 0;  // [0, kNumP2PChannels)
 };
+inline constexpr int kNumP2PChannels = 2;
 
 class Communicator {
  public:

@@ -29,6 +29,9 @@ class ModelChunk {
   // stage before. Last stage: with labels, token losses (B, S) fp32; without, logits (B, S, V).
   // Others: hidden states.
   virtual at::Tensor Forward(const Batch& batch, const at::Tensor& input) = 0;
+  // Does Forward call Parameter::AwaitGather for what it reads? Otherwise all of the chunk's
+  // parameters are gathered before it (overlap_param_gather without overlap).
+  virtual bool awaits_parameters() const { return false; }
 };
 
 struct ModelBuildContext {

@@ -47,9 +47,11 @@ absl::StatusOr<OptimizerOptions> OptimizerOptions::FromSpec(const JobSpec& spec)
   return options;
 }
 
-absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(
-    const std::vector<ParameterPtr>& params, const GradStatsGroups& groups,
-    const OptimizerOptions& options) {
+absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const std::vector<OwnedShard>& shards,
+                                                             const GradStatsGroups& groups,
+                                                             const OptimizerOptions& options) {
+  std::vector<ParameterPtr> params;
+  for (const OwnedShard& shard : shards) params.push_back(shard.parameter);
   ASSIGN_OR_RETURN(std::vector<ParamGroup> param_groups,
                    BuildParamGroups(params, StandardOverrideRules(options.param_groups)));
   return std::unique_ptr<Optimizer>(

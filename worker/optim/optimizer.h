@@ -22,6 +22,7 @@
 #include "worker/optim/main_params.h"
 #include "worker/optim/param_groups.h"
 #include "worker/optim/update_rule.h"
+#include "worker/parallel/owned_shard.h"
 
 namespace muster {
 
@@ -63,6 +64,10 @@ struct OptimizerStateTensor {
   std::string param;
   at::Tensor tensor;                                 // contiguous, fp32 or fp64
   std::vector<int64_t> global_shape, global_offset;  // of the parameter
+  // `tensor` holds elements [flat_begin, flat_begin + numel) of the parameter's own shape
+  // local_shape (a distributed optimizer's shard); 0 where it holds all of it.
+  std::vector<int64_t> local_shape;
+  int64_t flat_begin = 0;
 };
 
 struct OptimizerGroupState {
@@ -72,8 +77,9 @@ struct OptimizerGroupState {
 
 class Optimizer {
  public:
-  // `params`: of all chunks, in order. INVALID_ARGUMENT for overrides that contradict each other.
-  static absl::StatusOr<std::unique_ptr<Optimizer>> Create(const std::vector<ParameterPtr>& params,
+  // `shards`: what this rank updates, of all chunks in order (WholeShards, or
+  // DistributedDataParallel::shards). INVALID_ARGUMENT for overrides that contradict each other.
+  static absl::StatusOr<std::unique_ptr<Optimizer>> Create(const std::vector<OwnedShard>& shards,
                                                            const GradStatsGroups& groups,
                                                            const OptimizerOptions& options);
 

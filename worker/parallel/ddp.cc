@@ -18,6 +18,9 @@ namespace muster {
 DdpGroups DdpGroups::Of(const ParallelContext& parallel) {
   return {.dp_cp = &parallel.Group("dp_cp"),
           .expert_dp = &parallel.Group("expert_dp"),
+          .intra_dp_cp = &parallel.Group("intra_dp_cp"),
+          .intra_expert_dp = &parallel.Group("intra_expert_dp"),
+          .inter = &parallel.Group("inter_expert_dp"),
           .pp_rank = parallel.coordinates().pp};
 }
 
@@ -180,6 +183,23 @@ absl::Status DistributedDataParallel::BroadcastParams() {
       RETURN_IF_ERROR(comm.Broadcast(p->data.detach(), 0)->Wait());
     }
   }
+  return absl::OkStatus();
+}
+
+std::vector<OwnedShard> DistributedDataParallel::shards() const {
+  std::vector<OwnedShard> shards;
+  for (const Chunk& chunk : chunks_) {
+    std::vector<OwnedShard> more = WholeShards(chunk.params);
+    shards.insert(shards.end(), more.begin(), more.end());
+  }
+  return shards;
+}
+
+absl::Status DistributedDataParallel::StartParamSync(int) { return absl::OkStatus(); }
+absl::Status DistributedDataParallel::SyncParams() { return absl::OkStatus(); }
+void DistributedDataParallel::EnableForwardPreHook() { forward_pre_hook_enabled_ = true; }
+absl::Status DistributedDataParallel::DisableForwardPreHook(bool) {
+  forward_pre_hook_enabled_ = false;
   return absl::OkStatus();
 }
 

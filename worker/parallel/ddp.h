@@ -23,6 +23,7 @@
 #include "worker/comm/communicator.h"
 #include "worker/parallel/bucket_group.h"
 #include "worker/parallel/grad_buffer.h"
+#include "worker/parallel/owned_shard.h"
 #include "worker/parallel/parallel_context.h"
 #include "worker/parallel/parameter.h"
 
@@ -36,13 +37,23 @@ struct DdpOptions {
   bool calculate_per_token_loss = false;
   bool check_for_nan_in_grad = true;
   std::optional<int64_t> bucket_size, num_buckets;  // elements; not both
-  bool use_distributed_optimizer = false;           // UNIMPLEMENTED in Create
+  // Gradients are reduce-scattered, each rank's optimizer updates its shard of every bucket, and
+  // the parameters are all-gathered. Parameters are moved into flat buffers of the same layout.
+  bool use_distributed_optimizer = false;
+  // With it: gathers run behind the forward pass, driven by Parameter::AwaitGather (forward
+  // pre-hooks) and, with align_param_gather, dispatched by the schedule (StartParamSync).
+  bool overlap_param_gather = false, align_param_gather = false;
 };
 
 // Who gradients are reduced over. Borrowed.
 struct DdpGroups {
   Communicator* dp_cp = nullptr;      // dense parameters
   Communicator* expert_dp = nullptr;  // expert parameters (allreduce is false)
+  // Several distributed optimizer instances: buckets are cut over the intra group, and each shard
+  // is summed over the inter group. With one instance intra is the group above, inter of size 1.
+  Communicator* intra_dp_cp = nullptr;
+  Communicator* intra_expert_dp = nullptr;
+  Communicator* inter = nullptr;  // topology's inter_expert_dp: dense parameters use it too
   int pp_rank = 0;
   static DdpGroups Of(const ParallelContext& parallel);
 };
@@ -99,6 +110,22 @@ class DistributedDataParallel : public GradSink {
   // Makes all ranks of each data-parallel group start from rank 0's parameters.
   absl::Status BroadcastParams();
 
+  // What this rank's optimizer updates: every parameter whole, or with the distributed optimizer
+  // its shard of each bucket, of all chunks in order. Parameters without a part are left out.
+  std::vector<OwnedShard> shards() const;
+
+  // The parameters' all-gather (reference 6.5); all of them no-ops without the distributed
+  // optimizer.
+  // The schedule's param_sync_func: dispatches the chunk's gathers and does not wait.
+  absl::Status StartParamSync(int chunk);
+  // Everything, now (without overlap, after evaluation, before a checkpoint).
+  absl::Status SyncParams();
+  // From now on AwaitGather waits (and dispatches where nothing was). Checks that it is off.
+  void EnableForwardPreHook();
+  // With param_sync, gathers everything first.
+  absl::Status DisableForwardPreHook(bool param_sync = true);
+  bool forward_pre_hook_enabled() const { return forward_pre_hook_enabled_; }
+
   int num_chunks() const { return static_cast<int>(chunks_.size()); }
   const DdpOptions& options() const { return options_; }
   std::vector<const GradBuffer*> buffers(int chunk) const;
@@ -121,6 +148,7 @@ class DistributedDataParallel : public GradSink {
   void AddChunk(std::vector<ParameterPtr> params, int64_t num_parameters);
   void SetLastMicrobatch(bool value);
 
+  bool forward_pre_hook_enabled_ = false;
   const DdpGroups groups_;
   const DdpOptions options_;
   std::vector<Chunk> chunks_;

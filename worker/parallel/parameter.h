@@ -20,6 +20,15 @@ class GradSink {
   virtual void GradReady(Parameter& parameter) = 0;
 };
 
+// Asked before a forward pass reads a parameter, so that its all-gather can run behind the
+// computation of the layers before it (overlap_param_gather).
+class ParamGatherer {
+ public:
+  virtual ~ParamGatherer() = default;
+  // Returns once `parameter`'s data is whole. Throws CollectiveError.
+  virtual void ParamNeeded(Parameter& parameter) = 0;
+};
+
 struct Parameter {
   std::string name;      // Megatron-core's, unique in the job:
                          // "decoder.layers.0.self_attention.linear_qkv.weight"
@@ -29,6 +38,11 @@ struct Parameter {
   bool main_grad_is_zero =
       true;  // not yet written in this step: the first contribution overwrites instead of adding
   GradSink* sink = nullptr;
+  ParamGatherer* gatherer = nullptr;  // set while forward pre-hooks are on
+  // Every forward function calls it for each parameter that it is about to read.
+  void AwaitGather() {
+    if (gatherer != nullptr) gatherer->ParamNeeded(*this);
+  }
   // Set while main_grad is final and its sum of squares is known already (the NaN check of a rank
   // without data-parallel peers read it): saves the gradient norm a pass over memory.
   std::optional<double> main_grad_squares;
@@ -36,6 +50,9 @@ struct Parameter {
   // Megatron's attributes (reference 14.1, 6.2, 7.1, 7.3).
   bool tensor_model_parallel = false;
   int partition_dim = -1;
+  // Blocks of the whole tensor's partition_dim that are each split over tp: a shard holds its part
+  // of block 0, then of block 1, ... (2 for linear_fc1 with SwiGLU: gate, up). With 1 the shard is
+  // the box at global_offset; else parameter_slices.h lists its boxes.
   int partition_stride = 1;
   bool sequence_parallel = false;  // replicated over tp, gradients summed over tp
   bool average_gradients_across_tp_domain = false;

@@ -19,7 +19,7 @@ std::string OptimizerTensorName(const OptimizerStateTensor& tensor) {
 
 std::vector<NamedTensor> ModelTensors(const JobState& state) {
   std::vector<NamedTensor> out;
-  for (const ParameterPtr& parameter : state.model->parameters()) {
+  for (const ParameterPtr& parameter : ParametersOf(state)) {
     if (parameter->shared) continue;  // the tied copy: the first stage's is the one that is kept
     NamedTensor tensor{.name = parameter->name,
                        .data = parameter->data.detach(),
@@ -33,7 +33,7 @@ std::vector<NamedTensor> ModelTensors(const JobState& state) {
 
 std::vector<NamedTensor> OptimizerTensors(const JobState& state) {
   std::map<std::string, const Parameter*> parameters;
-  for (const ParameterPtr& parameter : state.model->parameters())
+  for (const ParameterPtr& parameter : ParametersOf(state))
     parameters[parameter->name] = parameter.get();
   std::vector<NamedTensor> out;
   for (const OptimizerStateTensor& tensor : state.optimizer->StateTensors()) {

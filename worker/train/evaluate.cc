@@ -17,7 +17,7 @@ absl::StatusOr<std::map<std::string, double>> Evaluate(JobState& state, DataIter
       const RankSchedule schedule,
       MakeRankSchedule(
           {.num_microbatches = static_cast<int>(num_microbatches), .forward_only = true}, 0));
-  state.model->SetTraining(false);
+  for (const auto& chunk : state.chunks) chunk->SetTraining(false);
   std::map<std::string, at::Tensor> total;
   absl::Status status;
   int64_t iterations = 0;
@@ -26,8 +26,8 @@ absl::StatusOr<std::map<std::string, double>> Evaluate(JobState& state, DataIter
         RunForwardBackward({.schedule = schedule,
                             .num_microbatches = num_microbatches,
                             .forward_step = *state.forward_step,
-                            .model = *state.model,
-                            .data = data});
+                            .chunks = {state.chunks[0].get()},
+                            .data = {&data}});
     status = passes.status();
     if (absl::IsOutOfRange(status) && i > 0) {
       status = absl::OkStatus();
@@ -41,7 +41,7 @@ absl::StatusOr<std::map<std::string, double>> Evaluate(JobState& state, DataIter
       sum = sum.defined() ? sum.add_(tensor) : tensor;
     }
   }
-  state.model->SetTraining(true);
+  for (const auto& chunk : state.chunks) chunk->SetTraining(true);
   RETURN_IF_ERROR(status);
   for (auto& [key, tensor] : total) {
     if (tensor.numel() == 1) tensor.div_(static_cast<double>(iterations));

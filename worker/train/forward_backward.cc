@@ -61,7 +61,8 @@ class Executor {
   absl::Status Forward(const ScheduleOp& op) {
     c10::AutoGradMode grad(options_.ddp != nullptr);
     ASSIGN_OR_RETURN(ForwardStepResult step,
-                     options_.forward_step.Run(options_.data, options_.model, at::Tensor()));
+                     options_.forward_step.Run(*options_.data[op.chunk], *options_.chunks[op.chunk],
+                                               at::Tensor()));
     const LossResult loss = step.loss_function(step.output);
     if (loss.num_tokens.defined()) {
       at::Tensor& total = result_.num_tokens;  // on the loss's device

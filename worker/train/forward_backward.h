@@ -1,6 +1,6 @@
 // Carries out a schedule: forward and backward passes of a step's (or an evaluation's)
-// microbatches, in the order that the list says (reference 4.1, 5.1). Without pipeline stages so
-// far; sends and receives come with them. One thread.
+// microbatches and the exchanges with the neighbouring stages, in the order that the list says
+// (reference 4.1, 5.1). One thread.
 #pragma once
 
 #include <functional>
@@ -22,16 +22,25 @@ struct ForwardBackwardOptions {
   const RankSchedule& schedule;
   int64_t num_microbatches = 1;
   ForwardStep& forward_step;
-  ModelChunk& model;
-  DataIterator& data;
+  // By chunk of the schedule. Every chunk reads the same microbatches through an iterator of its
+  // own.
+  std::vector<ModelChunk*> chunks;
+  std::vector<DataIterator*> data;
   DistributedDataParallel* ddp = nullptr;  // null: forward only
   bool calculate_per_token_loss = false;
   double loss_scale = 1;  // multiplied into the loss before its backward pass
+
+  // What stages exchange; not used where `pp` is null or a group of one.
+  Communicator* pp = nullptr;
+  std::vector<int64_t> hidden_shape;         // (S / cp [/ tp with sequence parallel], B, H)
+  at::ScalarType hidden_dtype = at::kFloat;  // the parameters'
+  at::Device device = at::kCPU;
+  bool overlap_p2p_comm = false;  // as in the schedule's options: exchanges are not waited for
 };
 
 struct ForwardBackwardResult {
-  // Per key of the loss function: [sum, count] summed over microbatches, or [mean of values] for
-  // one-element reports.
+  // Filled on the last stage only. Per key of the loss function: [sum, count] summed over
+  // microbatches, or [mean of values] for one-element reports.
   std::map<std::string, at::Tensor> reported;
   at::Tensor num_tokens;  // scalar int64: of all microbatches, on this rank
 };

@@ -26,7 +26,7 @@ at::Tensor NextLogits(JobState& state, const std::vector<int64_t>& ids) {
       at::tensor(at::ArrayRef<int64_t>(ids.data() + ids.size() - length, length), at::kLong)
           .unsqueeze(0);
   batch.position_ids = at::arange(length, at::kLong).unsqueeze(0);
-  const at::Tensor logits = state.model->Forward(batch, at::Tensor());  // (1, length, V)
+  const at::Tensor logits = state.chunks[0]->Forward(batch, at::Tensor());  // (1, length, V)
   return logits[0][length - 1];
 }
 
@@ -46,7 +46,7 @@ absl::Status Generate(const GenerateOptions& options,
   if (ids.empty()) ids.push_back(tokenizer->eod());
 
   c10::AutoGradMode no_grad(false);
-  state->model->SetTraining(false);
+  state->chunks[0]->SetTraining(false);
   at::Generator generator = at::detail::createCPUGenerator(static_cast<uint64_t>(options.seed));
   on_text(options.prompt);
   for (int64_t i = 0; i < options.max_new_tokens; ++i) {

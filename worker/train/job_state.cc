@@ -15,6 +15,15 @@ at::ScalarType ParamsDtype(const JobSpec& spec) {
   return at::kFloat;
 }
 
+std::vector<ParameterPtr> ParametersOf(const JobState& state) {
+  std::vector<ParameterPtr> parameters;
+  for (const auto& chunk : state.chunks) {
+    const std::vector<ParameterPtr>& more = chunk->parameters();
+    parameters.insert(parameters.end(), more.begin(), more.end());
+  }
+  return parameters;
+}
+
 namespace {
 
 DdpOptions DdpOptionsOf(const JobSpec& spec, const ResolvedSpec& sizes) {
@@ -75,10 +84,13 @@ absl::StatusOr<std::unique_ptr<JobState>> BuildJobState(const JobSpec& spec,
                             .device = device,
                             .params_dtype = ParamsDtype(spec),
                             .num_layers = spec.model.num_layers};
-  ASSIGN_OR_RETURN(state->model, model_provider->Build(context));
+  ASSIGN_OR_RETURN(std::unique_ptr<ModelChunk> chunk, model_provider->Build(context));
+  state->chunks.push_back(std::move(chunk));
   if (spec.training.skip_train) return state;
 
-  ASSIGN_OR_RETURN(state->ddp, DistributedDataParallel::Create({state->model->parameters()},
+  std::vector<std::vector<ParameterPtr>> parameters;
+  for (const auto& each : state->chunks) parameters.push_back(each->parameters());
+  ASSIGN_OR_RETURN(state->ddp, DistributedDataParallel::Create(std::move(parameters),
                                                                DdpGroups::Of(state->parallel),
                                                                DdpOptionsOf(spec, sizes)));
   if (spec.training.data_parallel_random_init) RETURN_IF_ERROR(state->ddp->BroadcastParams());
@@ -86,7 +98,7 @@ absl::StatusOr<std::unique_ptr<JobState>> BuildJobState(const JobSpec& spec,
   ASSIGN_OR_RETURN(const OptimizerOptions optimizer_options, OptimizerOptions::FromSpec(spec));
   ASSIGN_OR_RETURN(
       state->optimizer,
-      Optimizer::Create(state->model->parameters(),
+      Optimizer::Create(state->ddp->shards(),
                         GradStatsGroups::Of(state->parallel, spec.model.num_experts.has_value()),
                         optimizer_options));
   ASSIGN_OR_RETURN(const LrScheduleOptions lr_options, LrScheduleOptionsOf(spec, sizes));

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <c10/core/Device.h>
 
@@ -39,7 +40,7 @@ struct JobState {
   c10::Device device = c10::kCPU;
   ParallelContext parallel;
   RngTracker rng;
-  std::unique_ptr<ModelChunk> model;
+  std::vector<std::unique_ptr<ModelChunk>> chunks;  // by virtual stage; one without them
   std::shared_ptr<ForwardStep> forward_step;
   // Null with skip_train.
   std::unique_ptr<DistributedDataParallel> ddp;
@@ -49,6 +50,9 @@ struct JobState {
   std::optional<MicrobatchCalculator> microbatches;
   Progress progress;
 };
+
+// Parameters of all chunks, in order.
+std::vector<ParameterPtr> ParametersOf(const JobState& state);
 
 at::ScalarType ParamsDtype(const JobSpec& spec);
 

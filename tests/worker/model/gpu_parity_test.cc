@@ -54,8 +54,9 @@ Training Train(const TransformerConfig& config, const Case& where, int steps) {
   const ParallelContext parallel = ParallelContext::SingleProcess();
   auto ddp = DistributedDataParallel::Create({model.parameters()}, DdpGroups::Of(parallel),
                                              {.grad_reduce_in_fp32 = where.dtype != at::kDouble});
-  auto optimizer = Optimizer::Create(model.parameters(), GradStatsGroups::Of(parallel, false),
-                                     {.adam_beta2 = 0.95, .clip_grad = 1.0});
+  auto optimizer =
+      Optimizer::Create(WholeShards(model.parameters()), GradStatsGroups::Of(parallel, false),
+                        {.adam_beta2 = 0.95, .clip_grad = 1.0});
   EXPECT_TRUE(ddp.ok() && optimizer.ok());
   for (size_t i = 0; i < (*optimizer)->param_groups().size(); ++i) {
     const double wd_mult = (*optimizer)->param_groups()[i].identity.wd_mult;

@@ -48,8 +48,8 @@ TEST(OptimizerGoldenTest, TenStepsEqualPyTorch) {
                              .sgd_momentum = goldens["sgd"]["momentum"],
                              .clip_grad = golden["clip_grad"]};
     if (golden["optimizer"] == "sgd") options.kind = OptimizerOptions::Kind::kSgd;
-    auto optimizer =
-        Optimizer::Create(params, {.dense = self.get(), .expert = self.get()}, options);
+    auto optimizer = Optimizer::Create(WholeShards(params),
+                                       {.dense = self.get(), .expert = self.get()}, options);
     ASSERT_TRUE(optimizer.ok()) << optimizer.status();
     const double tolerance = fp64 ? 1e-13 : 2e-6;
 

@@ -29,8 +29,8 @@ class OptimizerTest : public ::testing::Test {
     return p;
   }
   std::unique_ptr<Optimizer> Make(const OptimizerOptions& options) {
-    auto optimizer =
-        Optimizer::Create(params_, {.dense = self_.get(), .expert = self_.get()}, options);
+    auto optimizer = Optimizer::Create(WholeShards(params_),
+                                       {.dense = self_.get(), .expert = self_.get()}, options);
     EXPECT_TRUE(optimizer.ok()) << optimizer.status();
     return *std::move(optimizer);
   }
