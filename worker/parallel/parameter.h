@@ -52,7 +52,8 @@ struct Parameter {
   int partition_dim = -1;
   // Blocks of the whole tensor's partition_dim that are each split over tp: a shard holds its part
   // of block 0, then of block 1, ... (2 for linear_fc1 with SwiGLU: gate, up). With 1 the shard is
-  // the box at global_offset; else parameter_slices.h lists its boxes.
+  // the box at global_offset; else that is where its first box lies, and parameter_slices.h lists
+  // all of them.
   int partition_stride = 1;
   bool sequence_parallel = false;  // replicated over tp, gradients summed over tp
   bool average_gradients_across_tp_domain = false;
