@@ -67,10 +67,18 @@ ScheduleOptions ScheduleOptionsOf(const JobSpec& spec, int virtual_pp, int64_t n
       static_cast<int>(std::min<int64_t>(num_microbatches, std::numeric_limits<int>::max()));
   options.microbatch_group_size =
       static_cast<int>(p.microbatch_group_size_per_virtual_pipeline_stage.value_or(0));
-  // Without virtual stages Megatron turns these two off.
-  options.overlap_p2p_comm = virtual_pp > 1;
+  // Without virtual stages Megatron turns these two off; without stages nothing has to be aligned.
+  options.overlap_p2p_comm = virtual_pp > 1 && p.overlap_p2p_comm;
   options.has_param_sync_func = virtual_pp > 1 && p.overlap_param_gather && p.align_param_gather;
-  options.has_grad_sync_func = p.overlap_grad_reduce && p.align_grad_reduce;
+  options.has_grad_sync_func = options.pp > 1 && p.overlap_grad_reduce && p.align_grad_reduce;
+  return options;
+}
+
+ScheduleOptions ForwardOnlyScheduleOptionsOf(const JobSpec& spec, int virtual_pp,
+                                             int64_t num_microbatches) {
+  ScheduleOptions options = ScheduleOptionsOf(spec, virtual_pp, num_microbatches);
+  options.forward_only = true;
+  options.has_grad_sync_func = options.has_param_sync_func = false;
   return options;
 }
 

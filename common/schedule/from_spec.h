@@ -25,6 +25,9 @@ absl::StatusOr<LayerSplit> LayerSplitOf(const JobSpec& spec);
 MicrobatchOptions MicrobatchOptionsOf(const JobSpec& spec, const ResolvedSpec& resolved);
 // For a step of `num_microbatches`; virtual_pp from LayerSplitOf.
 ScheduleOptions ScheduleOptionsOf(const JobSpec& spec, int virtual_pp, int64_t num_microbatches);
+// The same for an evaluation step: no backward passes, nothing to synchronise.
+ScheduleOptions ForwardOnlyScheduleOptionsOf(const JobSpec& spec, int virtual_pp,
+                                             int64_t num_microbatches);
 // Iterations become samples here: times the global batch size (reference 8).
 absl::StatusOr<LrScheduleOptions> LrScheduleOptionsOf(const JobSpec& spec,
                                                       const ResolvedSpec& resolved);

@@ -51,7 +51,7 @@ StateSize OptimizerStateSize(const JobSpec& spec) {
   const int64_t sgd = (o.sgd_momentum != 0 ? moment : 0) + main;
   if (o.optimizer == "sgd") return {sgd, sgd};
   const int64_t adam = 2 * moment + main;
-  if (o.optimizer == "muon") return {moment + main, o.muon_scalar_optimizer == "sgd" ? sgd : adam};
+  if (UsesMuon(o)) return {moment + main, o.muon_scalar_optimizer == "sgd" ? sgd : adam};
   return {adam, adam};
 }
 

@@ -115,6 +115,9 @@ Section ParallelFields() {
           {F(microbatch_group_size_per_virtual_pipeline_stage), ranks, "microbatches",
            "Consecutive microbatches that a chunk runs before the next chunk has its turn.",
            "pipeline_model_parallel_size"},
+          {F(overlap_p2p_comm), Anything(), "",
+           "Send and receive between stages behind the computation; takes effect with virtual "
+           "stages only, which need more than two stages without it."},
           {F(context_parallel_size), ranks, "ranks", "Ranks that share each sequence."},
           {F(cp_comm_type), OneOf({"p2p", "all_gather", "a2a", "a2a+p2p"}), "",
            "How attention sees the whole sequence: ring, gathered keys and values, or heads "
@@ -150,6 +153,10 @@ Section ParallelFields() {
            "max(40,000,000, 1,000,000 x data parallel ranks)"},
           {F(ddp_num_buckets), ranks, "buckets", "Gradient buckets, instead of their size.",
            "not set"},
+          {F(pad_buckets_for_high_nccl_busbw), Anything(), "",
+           "Round buckets of the distributed optimizer up to multiples of 65,536 elements, a size "
+           "at "
+           "which NCCL reaches its full bandwidth."},
           {F(ddp_average_in_collective), Anything(), "",
            "Let the collective average gradients instead of scaling them before it."},
           {F(accumulate_allreduce_grads_in_fp32), Anything(), "",

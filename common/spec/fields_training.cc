@@ -87,6 +87,8 @@ Section TrainingFields() {
            "not set"},
           {F(recompute_num_layers), Between(1, kMaxSize), "layers",
            "full: layers of a recomputed group, or layers recomputed in a stage.", "not set"},
+          {F(recompute_modules), Anything(), "",
+           "selective: what is recomputed; core_attn is attention without its projections."},
           {F(exit_interval), count, "iterations",
            "Save and leave when the iteration is a multiple of this.", "not set"},
           {F(exit_duration_in_mins), Above(0), "minutes",
@@ -112,9 +114,10 @@ Section OptimizerFields() {
       "optimizer",
       "The optimizer and gradient clipping.",
       {
-          {F(optimizer), OneOf({"adam", "sgd", "muon"}), "",
+          {F(optimizer), OneOf({"adam", "sgd", "muon", "dist_muon"}), "",
            "adam decouples weight decay from the gradient, sgd does not; muon orthogonalises the "
-           "update of matrices."},
+           "update of matrices; dist_muon is muon with whole parameters dealt out to the data "
+           "parallel ranks."},
           {F(lr), Required(positive_or_zero), "", "Largest learning rate."},
           {F(weight_decay), positive_or_zero, "",
            "Weight decay of everything but biases and one-dimensional parameters."},
@@ -126,6 +129,10 @@ Section OptimizerFields() {
           {F(muon_use_nesterov), Anything(), "", "Nesterov form of Muon's momentum."},
           {F(muon_num_ns_steps), Between(1, 1000), "steps",
            "Newton-Schulz steps of an orthogonalisation."},
+          {F(muon_coefficient_type), OneOf({"quintic", "simple"}), "",
+           "Coefficients of the Newton-Schulz steps: five sets in turn, or one."},
+          {F(muon_matmul_precision), OneOf({"medium", "high", "highest"}), "",
+           "Precision of the Newton-Schulz products: bf16, or fp32 (high may use TF32 on a GPU)."},
           {F(muon_scale_mode), OneOf({"spectral", "unit_rms_norm", "shape_scaling"}), "",
            "How a Muon update is scaled by its matrix's shape."},
           {F(muon_extra_scale_factor), Above(0), "", "Further factor of Muon's update."},

@@ -66,6 +66,7 @@ struct ParallelSpec {
   bool account_for_embedding_in_pipeline_split = false;
   bool account_for_loss_in_pipeline_split = false;
   std::optional<int64_t> microbatch_group_size_per_virtual_pipeline_stage;
+  bool overlap_p2p_comm = true;  // with virtual stages only; off needs more than two stages
   int64_t context_parallel_size = 1;
   std::string cp_comm_type = "p2p";
   int64_t expert_model_parallel_size = 1;
@@ -83,6 +84,7 @@ struct ParallelSpec {
   bool align_param_gather = true;
   std::optional<int64_t> ddp_bucket_size;  // elements
   std::optional<int64_t> ddp_num_buckets;
+  bool pad_buckets_for_high_nccl_busbw = false;
   bool ddp_average_in_collective = false;
   bool accumulate_allreduce_grads_in_fp32 = false;  // bf16 turns it on unless grad_reduce_in_bf16
   bool grad_reduce_in_bf16 = false;
@@ -126,6 +128,7 @@ struct TrainingSpec {
   std::optional<std::string> recompute_granularity;  // full | selective
   std::optional<std::string> recompute_method;
   std::optional<int64_t> recompute_num_layers;
+  std::vector<std::string> recompute_modules = {"core_attn"};  // selective
   std::optional<int64_t> exit_interval;
   std::optional<double> exit_duration_in_mins;
   bool exit_signal_handler = true;  // SIGTERM: checkpoint and exit
@@ -139,7 +142,7 @@ struct TrainingSpec {
 };
 
 struct OptimizerSpec {
-  std::string optimizer = "adam";  // adam | sgd | muon
+  std::string optimizer = "adam";  // adam | sgd | muon | dist_muon (layer-wise muon)
   double lr = 0;                   // required
   double weight_decay = 0.01;
   double adam_beta1 = 0.9, adam_beta2 = 0.999, adam_eps = 1e-8;
@@ -147,6 +150,8 @@ struct OptimizerSpec {
   double muon_momentum = 0.9;
   bool muon_use_nesterov = false;
   int64_t muon_num_ns_steps = 5;
+  std::string muon_coefficient_type = "quintic";  // quintic | simple
+  std::string muon_matmul_precision = "medium";   // medium: bf16 iteration | high | highest
   std::string muon_scale_mode = "spectral";
   double muon_extra_scale_factor = 1.0;
   bool muon_split_qkv = true;
@@ -156,6 +161,11 @@ struct OptimizerSpec {
   std::optional<double> decoupled_lr, decoupled_min_lr;
   bool apply_wd_to_qk_layernorm = false;
 };
+
+// Both forms: replicated (muon) and layer-wise (dist_muon).
+inline bool UsesMuon(const OptimizerSpec& optimizer) {
+  return optimizer.optimizer == "muon" || optimizer.optimizer == "dist_muon";
+}
 
 struct ScheduleSpec {
   std::string lr_decay_style = "linear";  // constant | linear | cosine | inverse-square-root | WSD

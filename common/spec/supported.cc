@@ -32,7 +32,7 @@ const Feature kMissing[] = {
      "set it to false"},
     {"parallel.use_megatron_fsdp", [](const JobSpec& s) { return s.parallel.use_megatron_fsdp; },
      "set it to false"},
-    {"optimizer.optimizer", [](const JobSpec& s) { return s.optimizer.optimizer == "muon"; },
+    {"optimizer.optimizer", [](const JobSpec& s) { return UsesMuon(s.optimizer); },
      "use adam or sgd"},
     {"training.fp16", [](const JobSpec& s) { return s.training.fp16; }, "use bf16 or fp32"},
     {"training.recompute_granularity",

@@ -215,9 +215,15 @@ void CheckSharding(const JobSpec& spec, RuleReport* report) {
   if (parallel.overlap_param_gather && !parallel.overlap_grad_reduce) {
     report->Add("parallel.overlap_param_gather", "needs parallel.overlap_grad_reduce");
   }
-  if (parallel.overlap_param_gather && !parallel.use_distributed_optimizer && !megatron_fsdp) {
+  if (parallel.overlap_param_gather && !parallel.use_distributed_optimizer && !megatron_fsdp &&
+      spec.optimizer.optimizer != "dist_muon") {
     report->Add("parallel.overlap_param_gather",
-                "needs parallel.use_distributed_optimizer or parallel.use_megatron_fsdp");
+                "needs parallel.use_distributed_optimizer, parallel.use_megatron_fsdp or "
+                "optimizer.optimizer dist_muon");
+  }
+  if (parallel.pad_buckets_for_high_nccl_busbw && !parallel.use_distributed_optimizer) {
+    report->Add("parallel.pad_buckets_for_high_nccl_busbw",
+                "needs parallel.use_distributed_optimizer");
   }
   if (parallel.ddp_bucket_size && parallel.ddp_num_buckets) {
     report->Add("parallel.ddp_num_buckets", "excludes parallel.ddp_bucket_size");
@@ -243,7 +249,7 @@ void CheckSharding(const JobSpec& spec, RuleReport* report) {
       parallel.data_parallel_sharding_strategy != "no_shard") {
     report->Add("parallel.data_parallel_sharding_strategy", "needs parallel.use_megatron_fsdp");
   }
-  const bool muon = spec.optimizer.optimizer == "muon";
+  const bool muon = UsesMuon(spec.optimizer);
   if (megatron_fsdp && muon && report->Good({"optimizer.optimizer"})) {
     report->Add("parallel.use_megatron_fsdp", "runs with optimizer adam or sgd only");
   }
@@ -259,6 +265,7 @@ void CheckSharding(const JobSpec& spec, RuleReport* report) {
       {!spec.model.untie_embeddings_and_output_weights,
        "needs model.untie_embeddings_and_output_weights"},
       {training.fp16, "excludes training.fp16"},
+      {muon, "runs with optimizer adam or sgd only"},
   };
   for (const auto& rule : rules) {
     if (rule.broken) report->Add("parallel.use_torch_fsdp2", rule.message);

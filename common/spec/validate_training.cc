@@ -97,6 +97,25 @@ void CheckPrecision(const JobSpec& spec, RuleReport* report) {
   }
 }
 
+namespace {
+
+void CheckRecomputeModules(const TrainingSpec& training, RuleReport* report) {
+  const char* const field = "training.recompute_modules";
+  const std::vector<std::string>& modules = training.recompute_modules;
+  for (const std::string& module : modules) {
+    if (module == "core_attn") continue;
+    report->Add(field, absl::StrCat("\"", module, "\" cannot be recomputed alone; core_attn can"));
+    return;
+  }
+  if (modules.size() == 1) return;
+  if (!modules.empty()) report->Add(field, "names core_attn twice");
+  if (modules.empty() && training.recompute_granularity == "selective") {
+    report->Add(field, "must name core_attn with recompute_granularity selective");
+  }
+}
+
+}  // namespace
+
 void CheckRecompute(const JobSpec& spec, RuleReport* report) {
   const TrainingSpec& training = spec.training;
   if (!report->Good({"training.recompute_granularity", "training.recompute_method",
@@ -104,6 +123,7 @@ void CheckRecompute(const JobSpec& spec, RuleReport* report) {
     return;
   }
   const bool full = training.recompute_granularity == "full";
+  if (report->Good({"training.recompute_modules"})) CheckRecomputeModules(training, report);
   if (full && !training.recompute_method) {
     report->Add("training.recompute_method", "is required by recompute_granularity full");
   }
@@ -120,9 +140,17 @@ void CheckRecompute(const JobSpec& spec, RuleReport* report) {
 
 void CheckOptimizer(const JobSpec& spec, RuleReport* report) {
   const OptimizerSpec& optimizer = spec.optimizer;
-  if (report->Good({"optimizer.optimizer", "training.fp16"}) && optimizer.optimizer == "muon" &&
-      spec.training.fp16) {
-    report->Add("optimizer.optimizer", "muon cannot run with training.fp16; use bf16");
+  if (report->Good({"optimizer.optimizer"}) && UsesMuon(optimizer)) {
+    if (report->Good({"training.fp16"}) && spec.training.fp16) {
+      report->Add("optimizer.optimizer",
+                  absl::StrCat(optimizer.optimizer, " cannot run with training.fp16; use bf16"));
+    }
+    if (spec.parallel.use_distributed_optimizer) {
+      report->Add("parallel.use_distributed_optimizer",
+                  absl::StrCat("excludes optimizer.optimizer=", optimizer.optimizer,
+                               ", which updates whole matrices; dist_muon spreads them over the "
+                               "data parallel ranks"));
+    }
   }
   if (!report->Good({"optimizer.decoupled_lr", "optimizer.decoupled_min_lr", "schedule.min_lr"})) {
     return;

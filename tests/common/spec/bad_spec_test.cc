@@ -356,7 +356,7 @@ TEST(BadSpecTest, RulesOnShardedDataParallelism) {
        "needs parallel.overlap_grad_reduce"},
       {{"parallel.overlap_param_gather=true", "parallel.overlap_grad_reduce=true"},
        "parallel.overlap_param_gather",
-       "needs parallel.use_distributed_optimizer or"},
+       "needs parallel.use_distributed_optimizer, parallel.use_megatron_fsdp or"},
       {{"parallel.ddp_bucket_size=100", "parallel.ddp_num_buckets=2"},
        "parallel.ddp_num_buckets",
        "excludes parallel.ddp_bucket_size"},
@@ -375,6 +375,9 @@ TEST(BadSpecTest, RulesOnShardedDataParallelism) {
        "needs parallel.use_megatron_fsdp"},
       {{"parallel.use_megatron_fsdp=true", "optimizer.optimizer=muon"},
        "parallel.use_megatron_fsdp",
+       "adam or sgd only"},
+      {{fsdp2, untied, "optimizer.optimizer=dist_muon"},
+       "parallel.use_torch_fsdp2",
        "adam or sgd only"},
       {{fsdp2}, "parallel.use_torch_fsdp2", "needs model.untie_embeddings_and_output_weights"},
       {{fsdp2, untied, "parallel.use_distributed_optimizer=true"},
@@ -569,8 +572,9 @@ TEST(BadSpecTest, AllFaultsOfADocumentAreReportedAtOnceInDocumentOrder) {
 TEST(BadSpecTest, AProblemReadsAsFieldValueAndRule) {
   EXPECT_EQ(ParseJobSpec(With({"model.hidden_size=-3"})).problems.at(0).ToString(),
             "model.hidden_size=-3: must be between 1 and 10000000");
-  EXPECT_EQ(ParseJobSpec(With({"optimizer.optimizer=adm"})).problems.at(0).ToString(),
-            "optimizer.optimizer=\"adm\": must be one of adam, sgd, muon; did you mean adam?");
+  EXPECT_EQ(
+      ParseJobSpec(With({"optimizer.optimizer=adm"})).problems.at(0).ToString(),
+      "optimizer.optimizer=\"adm\": must be one of adam, sgd, muon, dist_muon; did you mean adam?");
 }
 
 TEST(BadSpecTest, ALongValueIsCutInTheMessage) {
