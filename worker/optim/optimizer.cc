@@ -47,15 +47,30 @@ absl::StatusOr<OptimizerOptions> OptimizerOptions::FromSpec(const JobSpec& spec)
   return options;
 }
 
+OptimizerGroups OptimizerGroups::Of(const ParallelContext& parallel, const JobSpec& spec) {
+  return {.stats = GradStatsGroups::Of(parallel, spec.model.num_experts.has_value()),
+          .world = &parallel.world(),
+          .tp = &parallel.Group("tp"),
+          .expert_tp = &parallel.Group("expert_tp"),
+          .dp_cp = &parallel.Group("dp_cp"),
+          .expert_dp = &parallel.Group("expert_dp")};
+}
+
 absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const std::vector<OwnedShard>& shards,
                                                              const GradStatsGroups& groups,
                                                              const OptimizerOptions& options) {
   std::vector<ParameterPtr> params;
   for (const OwnedShard& shard : shards) params.push_back(shard.parameter);
+  return Create(params, shards, {.stats = groups}, options);
+}
+
+absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(
+    const std::vector<ParameterPtr>& params, const std::vector<OwnedShard>&,
+    const OptimizerGroups& groups, const OptimizerOptions& options) {
   ASSIGN_OR_RETURN(std::vector<ParamGroup> param_groups,
                    BuildParamGroups(params, StandardOverrideRules(options.param_groups)));
   return std::unique_ptr<Optimizer>(
-      new Optimizer(params, groups, options, std::move(param_groups)));
+      new Optimizer(params, groups.stats, options, std::move(param_groups)));
 }
 
 Optimizer::Optimizer(std::vector<ParameterPtr> params, const GradStatsGroups& stats_groups,
@@ -94,6 +109,8 @@ StepResult Optimizer::CommitStep(const PreparedStep& prepared) {
   }
   return {.success = true, .grad_norm = prepared.grad_norm, .num_zeros = prepared.num_zeros};
 }
+
+absl::Status Optimizer::GatherUpdatedParams() { return absl::OkStatus(); }
 
 void Optimizer::SetGroupLr(int group, double lr, double weight_decay) {
   groups_[group].lr = lr;

@@ -68,6 +68,20 @@ struct OptimizerStateTensor {
   // local_shape (a distributed optimizer's shard); 0 where it holds all of it.
   std::vector<int64_t> local_shape;
   int64_t flat_begin = 0;
+  // False: no other data-parallel rank of this optimizer instance holds these elements, so this
+  // rank has to write them (distributed optimizer; layer-wise: the owner).
+  bool replicated = true;
+};
+
+// Who an optimizer talks to. Borrowed.
+struct OptimizerGroups {
+  GradStatsGroups stats;
+  // The lists of parameter groups are united over it, so that every rank knows every group of the
+  // job (reference 6.6); null: not.
+  Communicator* world = nullptr;
+  Communicator *tp = nullptr, *expert_tp = nullptr;     // Muon's matrices are split over them
+  Communicator *dp_cp = nullptr, *expert_dp = nullptr;  // layer-wise: owners of whole parameters
+  static OptimizerGroups Of(const ParallelContext& parallel, const JobSpec& spec);
 };
 
 struct OptimizerGroupState {
@@ -77,8 +91,14 @@ struct OptimizerGroupState {
 
 class Optimizer {
  public:
-  // `shards`: what this rank updates, of all chunks in order (WholeShards, or
-  // DistributedDataParallel::shards). INVALID_ARGUMENT for overrides that contradict each other.
+  // `params`: all parameters of this rank's chunks in order, owned or not: the groups are built
+  // from them. `shards`: what this rank updates (DistributedDataParallel::shards). Collective over
+  // groups.world. INVALID_ARGUMENT for overrides that contradict each other.
+  static absl::StatusOr<std::unique_ptr<Optimizer>> Create(const std::vector<ParameterPtr>& params,
+                                                           const std::vector<OwnedShard>& shards,
+                                                           const OptimizerGroups& groups,
+                                                           const OptimizerOptions& options);
+  // The same where every parameter is owned (WholeShards) and tp is 1.
   static absl::StatusOr<std::unique_ptr<Optimizer>> Create(const std::vector<OwnedShard>& shards,
                                                            const GradStatsGroups& groups,
                                                            const OptimizerOptions& options);
@@ -87,6 +107,10 @@ class Optimizer {
   absl::StatusOr<PreparedStep> PrepareStep(double loss_scale = 1.0);
   // found_inf: skips. Cannot fail.
   StepResult CommitStep(const PreparedStep& prepared);
+  // After CommitStep: gives every rank the parameters that others own (layer-wise Muon, over dp_cp
+  // and expert_dp; collective there). A no-op in all other forms: the distributed optimizer's
+  // parameters are gathered by DistributedDataParallel.
+  absl::Status GatherUpdatedParams();
 
   const std::vector<ParamGroup>& param_groups() const { return groups_; }
   // For the coming step. `weight_decay` is the group's own (times identity.wd_mult already).
