@@ -11,11 +11,23 @@
 
 namespace muster {
 
-// 1 waits for the reductions of every chunk; 7 in per-token mode (num_tokens is set): sums the
-// token counts over dp_cp and divides every gradient by max(total, 1).
-// `num_tokens`: scalar int64, this rank's tokens of all microbatches; it becomes the total.
-// Steps 2 to 6 are of tensor and pipeline parallelism and of experts: UNIMPLEMENTED where tp or pp
-// is above 1. Other errors: those of the collectives, and of DistributedDataParallel.
+// 1 waits for the data-parallel reductions of every chunk;
+// 3 over tp: sums the gradients of replicated parameters that each rank saw a part of (flagged
+//   sequence_parallel, and the q/k layernorms, which see a rank's own heads), then averages those
+//   flagged average_gradients_across_tp_domain; each set in one reduction;
+// 4 over the embedding group: sums the gradients of the tied word embedding and its copy (the
+//   position embedding lives on the first stage alone: its group has one member);
+// 7 in per-token mode (num_tokens is set): the last stage's token count goes to the other stages,
+//   is summed over dp_cp, and every gradient is divided by max(total, 1).
+// Steps 2, 5 and 6 are of models that are not here (conditional embedders, experts).
+//
+// Where gradients were reduce-scattered, 3 and 4 reduce the shards that this rank owns: its peers
+// there own the same ones, since they lay out their buffers alike and a shared embedding has a
+// bucket to itself.
+//
+// `num_tokens`: scalar int64, this rank's tokens of all microbatches (of any value where no loss is
+// computed); it becomes the total. Errors: those of the collectives, and of
+// DistributedDataParallel. Looks at the device once, in per-token mode only.
 absl::Status FinalizeModelGrads(DistributedDataParallel& ddp, const ParallelContext& parallel,
                                 std::optional<at::Tensor> num_tokens);
 

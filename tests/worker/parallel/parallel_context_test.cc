@@ -6,7 +6,6 @@
 #include "common/base/status.h"
 #include "gtest/gtest.h"
 #include "tests/worker/parallel/thread_ranks.h"
-#include "worker/parallel/finalize_grads.h"
 
 namespace muster {
 namespace {
@@ -54,18 +53,6 @@ TEST(ParallelContextTest, WorldMustFitTheTopology) {
             absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ParallelContext::Create(Topology({.world_size = 2}), 0, worlds[1]).status().code(),
             absl::StatusCode::kInvalidArgument);
-}
-
-TEST(FinalizeGradsTest, TensorParallelIsRefused) {
-  RunRanks(2, [&](CommunicatorPtr world) -> absl::Status {
-    ASSIGN_OR_RETURN(
-        const ParallelContext context,
-        ParallelContext::Create(Topology({.world_size = 2, .tp = 2}), world->rank(), world));
-    ASSIGN_OR_RETURN(auto ddp, DistributedDataParallel::Create({{}}, DdpGroups::Of(context), {}));
-    EXPECT_EQ(FinalizeModelGrads(*ddp, context, std::nullopt).code(),
-              absl::StatusCode::kUnimplemented);
-    return absl::OkStatus();
-  });
 }
 
 }  // namespace
