@@ -14,7 +14,7 @@ RUNTIME = ["common/runtime"]
 RULES = {
     "common/base": ([], []),
     "common/runtime": (BASE, ["threads"]),
-    "common/spec": (BASE, ["json"]),
+    "common/spec": (BASE + ["common/topology"], ["json"]),
     "common/topology": (BASE, []),
     "common/schedule": (BASE + ["common/spec", "common/topology"], []),
     "common/rerun": (BASE, []),

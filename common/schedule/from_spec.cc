@@ -16,7 +16,8 @@ TopologySpec TopologyOf(const JobSpec& spec) {
   topology.pp = static_cast<int>(p.pipeline_model_parallel_size);
   topology.ep = static_cast<int>(p.expert_model_parallel_size);
   topology.etp = static_cast<int>(p.expert_tensor_parallel_size.value_or(0));
-  topology.virtual_pp = static_cast<int>(p.virtual_pipeline_model_parallel_size.value_or(0));
+  const int64_t virtual_pp = p.virtual_pipeline_model_parallel_size.value_or(1);
+  topology.virtual_pp = virtual_pp > 1 ? static_cast<int>(virtual_pp) : 0;  // 1 means none
   topology.num_distributed_optimizer_instances =
       static_cast<int>(p.num_distributed_optimizer_instances);
   topology.order = p.order;

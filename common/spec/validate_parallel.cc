@@ -1,4 +1,4 @@
-// Rules on the rank grid, experts and sharded data parallelism.
+// Rules on the rank grid and sharded data parallelism.
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
@@ -9,10 +9,6 @@
 
 namespace muster {
 namespace {
-
-int64_t ExpertTensorSize(const ParallelSpec& parallel) {
-  return parallel.expert_tensor_parallel_size.value_or(parallel.tensor_model_parallel_size);
-}
 
 // 0 while the sizes are faulty or do not divide world_size.
 int64_t ExpertDataParallelSize(const JobSpec& spec, const RuleReport& report) {
@@ -69,10 +65,42 @@ void CheckOrder(const JobSpec& spec, RuleReport* report) {
     report->Add(field,
                 absl::StrCat("must end in pp while the data parallel sizes of dense layers (", dp,
                              ") and experts (", edp, ") differ"));
+    return;
+  }
+  // A pipeline group is every rank at a distance of its stride: that must be the same in both
+  // grids.
+  int64_t dense_stride = 1, expert_stride = 1;
+  for (const std::string& axis : axes) {
+    if (axis == "pp") break;
+    if (axis == "tp") {
+      dense_stride *= parallel.tensor_model_parallel_size;
+      expert_stride *= ExpertTensorSize(parallel);
+    }
+    if (axis == "cp") dense_stride *= parallel.context_parallel_size;
+    if (axis == "ep") expert_stride *= parallel.expert_model_parallel_size;
+    if (axis == "dp") {
+      dense_stride *= dp;
+      expert_stride *= edp;
+    }
+  }
+  if (parallel.pipeline_model_parallel_size > 1 && dense_stride != expert_stride) {
+    report->Add(field, absl::StrCat("puts pipeline stages ", dense_stride,
+                                    " ranks apart for dense layers "
+                                    "and ",
+                                    expert_stride, " for experts; use an order that ends in pp"));
   }
 }
 
 }  // namespace
+
+int64_t ExpertTensorSize(const ParallelSpec& parallel) {
+  return parallel.expert_tensor_parallel_size.value_or(parallel.tensor_model_parallel_size);
+}
+
+int64_t FfnHiddenSize(const ModelSpec& model) {
+  return model.ffn_hidden_size.value_or(model.swiglu ? model.hidden_size * 8 / 3 / 64 * 64
+                                                     : 4 * model.hidden_size);
+}
 
 int64_t DataParallelSize(const JobSpec& spec, const RuleReport& report) {
   const ParallelSpec& parallel = spec.parallel;
@@ -125,13 +153,19 @@ void CheckSplits(const JobSpec& spec, RuleReport* report) {
   };
   const absl::string_view tp_text = "parallel.tensor_model_parallel_size";
   must_be_multiple("model.num_attention_heads", model.num_attention_heads, tp, tp_text);
-  if (model.num_query_groups) {
+  if (model.num_query_groups && report->Good({"model.num_query_groups"}) &&
+      *model.num_query_groups < tp) {
+    // Megatron would copy a group to several ranks; here each rank holds whole groups of its own.
+    report->Add("model.num_query_groups",
+                absl::StrCat("must be at least ", tp_text, "=", tp,
+                             ": every rank needs a key and value head of its own"));
+  } else if (model.num_query_groups) {
     must_be_multiple("model.num_query_groups", *model.num_query_groups, tp, tp_text);
   }
   if (model.ffn_hidden_size) {
     must_be_multiple("model.ffn_hidden_size", *model.ffn_hidden_size, tp, tp_text);
   } else if (report->Good({"model.hidden_size", "model.ffn_hidden_size", "model.swiglu"})) {
-    const int64_t ffn = model.swiglu ? model.hidden_size * 8 / 3 / 64 * 64 : 4 * model.hidden_size;
+    const int64_t ffn = FfnHiddenSize(model);
     if (ffn % tp != 0) {
       report->Add("model.hidden_size",
                   absl::StrCat("gives ffn_hidden_size ", ffn, ", which must be a multiple of ",
@@ -156,55 +190,6 @@ void CheckSplits(const JobSpec& spec, RuleReport* report) {
         "parallel.cp_comm_type",
         absl::StrCat("a2a needs query heads (", model.num_attention_heads, ") and query groups (",
                      groups, ") that are multiples of tensor x context parallel size = ", tp * cp));
-  }
-}
-
-void CheckExperts(const JobSpec& spec, RuleReport* report) {
-  const ModelSpec& model = spec.model;
-  const ParallelSpec& parallel = spec.parallel;
-  if (!report->Good({"model.num_experts", "parallel.expert_model_parallel_size"})) return;
-  if (!model.num_experts) {
-    if (parallel.expert_model_parallel_size > 1) {
-      report->Add("parallel.expert_model_parallel_size", "needs model.num_experts");
-    }
-    return;
-  }
-  if (*model.num_experts % parallel.expert_model_parallel_size != 0) {
-    report->Add("model.num_experts",
-                absl::StrCat("must be a multiple of parallel.expert_model_parallel_size=",
-                             parallel.expert_model_parallel_size));
-  }
-  if (report->Good({"model.moe_router_topk"}) && model.moe_router_topk > *model.num_experts) {
-    report->Add("model.moe_router_topk",
-                absl::StrCat("must be at most model.num_experts=", *model.num_experts));
-  }
-  const bool sinkhorn = model.moe_router_load_balancing_type == "sinkhorn";
-  if (report->Good({"model.moe_router_topk", "model.moe_router_score_function",
-                    "model.moe_router_load_balancing_type"}) &&
-      model.moe_router_topk == 1 && model.moe_router_score_function == "softmax" &&
-      !model.moe_router_pre_softmax && !sinkhorn) {
-    report->Add("model.moe_router_pre_softmax",
-                "is required with moe_router_topk=1 and softmax: over one expert it is always 1");
-  }
-  if (report->Good({"model.moe_aux_loss_coeff", "model.moe_router_load_balancing_type"}) &&
-      sinkhorn && model.moe_aux_loss_coeff != 0) {
-    report->Add("model.moe_aux_loss_coeff", "must be 0 with sinkhorn, which has no such loss");
-  }
-  if (report->Good({"model.moe_expert_capacity_factor"}) &&
-      model.moe_pad_expert_input_to_capacity && !model.moe_expert_capacity_factor) {
-    report->Add("model.moe_pad_expert_input_to_capacity", "needs model.moe_expert_capacity_factor");
-  }
-  if (!report->Good(
-          {"parallel.tensor_model_parallel_size", "parallel.expert_tensor_parallel_size"})) {
-    return;
-  }
-  if (model.add_bias_linear && ExpertTensorSize(parallel) > 1) {
-    report->Add("model.add_bias_linear",
-                "must be false with experts that are split over tensor parallel ranks");
-  }
-  if (parallel.tensor_model_parallel_size > 1 && !parallel.sequence_parallel) {
-    report->Add("parallel.sequence_parallel",
-                "must be true to train experts with tensor parallelism");
   }
 }
 

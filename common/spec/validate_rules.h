@@ -11,6 +11,9 @@ namespace muster {
 // Data parallel ranks; 0 while the sizes they follow from are faulty or do not divide world_size.
 int64_t DataParallelSize(const JobSpec& spec, const RuleReport& report);
 
+int64_t ExpertTensorSize(const ParallelSpec& parallel);  // expert tensor parallel ranks
+int64_t FfnHiddenSize(const ModelSpec& model);           // as given, or its default
+
 void CheckModel(const JobSpec& spec, RuleReport* report);
 void CheckProviders(const JobSpec& spec, RuleReport* report);
 void CheckData(const JobSpec& spec, RuleReport* report);

@@ -37,6 +37,9 @@ void CheckBatches(const JobSpec& spec, RuleReport* report) {
                                     " in one or more steps of increment"));
     return;
   }
+  if (training.decrease_batch_size_if_needed && rampup[0] < step) {
+    report->Add(field, absl::StrCat("start must be at least ", step_text));
+  }
   if (!training.decrease_batch_size_if_needed && (rampup[0] % step != 0 || rampup[1] % step != 0)) {
     report->Add(field, absl::StrCat("start and increment must be multiples of ", step_text,
                                     ", or set training.decrease_batch_size_if_needed"));

@@ -1,20 +1,15 @@
 #include "common/topology/layer_assignment.h"
 
-#include <algorithm>
-#include <cctype>
 #include <limits>
 #include <numeric>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/string_view.h"
 #include "common/base/check.h"
 #include "common/base/status.h"
+#include "common/topology/pipeline_layout.h"
 
 namespace muster {
 namespace {
-
-constexpr size_t kMaxLayoutLength = 100000;  // characters, expanded
 
 absl::Status Invalid(const std::string& message) { return absl::InvalidArgumentError(message); }
 
@@ -135,132 +130,6 @@ absl::StatusOr<LayerTable> Assign(const LayerSplit& spec) {
   return table;
 }
 
-// ---- layout strings (reference 2.2)
-
-absl::Status InvalidLayout(const std::string& layout, const std::string& rule) {
-  return Invalid(absl::StrCat("parallel.pipeline_model_parallel_layout=\"", layout, "\": ", rule));
-}
-
-// The number after the '*' at text[*at], if one is there; moves *at past it. 1 otherwise.
-absl::StatusOr<size_t> RepeatCount(const std::string& layout, const std::string& text, size_t* at) {
-  if (*at >= text.size() || text[*at] != '*') return 1;
-  size_t end = *at + 1;
-  while (end < text.size() && std::isdigit(static_cast<unsigned char>(text[end]))) ++end;
-  uint32_t count = 0;
-  if (!absl::SimpleAtoi(absl::string_view(text).substr(*at + 1, end - *at - 1), &count) ||
-      count > kMaxLayoutLength) {
-    return InvalidLayout(layout, "a whole number (not a huge one) must follow '*'");
-  }
-  *at = end;
-  return count;
-}
-
-absl::Status AppendRepeated(const std::string& layout, const std::string& part, size_t count,
-                            std::string* out) {
-  if (out->size() + part.size() * count > kMaxLayoutLength) {
-    return InvalidLayout(layout, "is too long once repeats are written out");
-  }
-  for (size_t i = 0; i < count; ++i) out->append(part);
-  return absl::OkStatus();
-}
-
-// "(tt|)*2t*3" -> "tt|tt|ttt": groups first, then single characters.
-absl::StatusOr<std::string> ExpandLayout(const std::string& layout) {
-  std::string plain, groups_done, expanded;
-  for (char c : layout) {
-    if (c != ',') plain.push_back(c);
-  }
-  for (size_t i = 0; i < plain.size();) {
-    if (plain[i] != '(') {
-      groups_done.push_back(plain[i++]);
-      continue;
-    }
-    const size_t close = plain.find_first_of("()", i + 1);
-    if (close == std::string::npos || plain[close] == '(') {
-      return InvalidLayout(layout, "groups must be closed and do not nest");
-    }
-    size_t after = close + 1;
-    if (after >= plain.size() || plain[after] != '*') {
-      return InvalidLayout(layout, "a group needs a repeat: (...)*2");
-    }
-    ASSIGN_OR_RETURN(const size_t count, RepeatCount(layout, plain, &after));
-    RETURN_IF_ERROR(
-        AppendRepeated(layout, plain.substr(i + 1, close - i - 1), count, &groups_done));
-    i = after;
-  }
-  for (size_t i = 0; i < groups_done.size();) {
-    const std::string one(1, groups_done[i++]);
-    ASSIGN_OR_RETURN(const size_t count, RepeatCount(layout, groups_done, &i));
-    RETURN_IF_ERROR(AppendRepeated(layout, one, count, &expanded));
-  }
-  return expanded;
-}
-
-absl::StatusOr<LayerTable> AssignByLayout(const LayerSplit& split) {
-  const std::string& layout = *split.layout;
-  ASSIGN_OR_RETURN(const std::string text, ExpandLayout(layout));
-  const int64_t num_stages = 1 + std::count(text.begin(), text.end(), '|');
-  if (num_stages % split.pp != 0) {
-    return InvalidLayout(layout, absl::StrCat("its ", num_stages,
-                                              " stages must be a multiple of "
-                                              "pipeline_model_parallel_size=",
-                                              split.pp));
-  }
-  const int v = static_cast<int>(num_stages / split.pp);
-  LayerTable table(split.pp, std::vector<ChunkLayers>(v));
-  std::string order;  // the symbols without '|'
-  int64_t stage = 0, num_layers = 0, num_mtp = 0, num_mtp_stages = 0;
-  for (char symbol : text) {
-    ChunkLayers& chunk = table[stage % split.pp][stage / split.pp];
-    switch (symbol) {
-      case '|':
-        ++stage;
-        continue;
-      case 'E':
-        chunk.embedding = true;
-        break;
-      case 't':
-        chunk.layers.push_back(num_layers++);
-        break;
-      case 'm':
-        if (chunk.num_mtp_layers++ == 0) ++num_mtp_stages;
-        if (stage / split.pp != v - 1) {
-          return InvalidLayout(layout, "m must be in the last virtual stage of its rank");
-        }
-        ++num_mtp;
-        break;
-      case 'L':
-        chunk.loss = true;
-        break;
-      default:
-        return InvalidLayout(
-            layout, absl::StrCat("'", std::string(1, symbol), "' is not one of E, t, m, L, |"));
-    }
-    order.push_back(symbol);
-  }
-  if (std::count(order.begin(), order.end(), 'E') != 1 || order.front() != 'E') {
-    return InvalidLayout(layout, "E must be there once, and first");
-  }
-  if (std::count(order.begin(), order.end(), 'L') != 1 || order.back() != 'L') {
-    return InvalidLayout(layout, "L must be there once, and last");
-  }
-  if (num_layers != split.num_layers) {
-    return InvalidLayout(layout, absl::StrCat("has ", num_layers, " layers t; model.num_layers is ",
-                                              split.num_layers));
-  }
-  if (num_mtp != split.mtp_num_layers) {
-    return InvalidLayout(layout, absl::StrCat("has ", num_mtp, " layers m; mtp_num_layers is ",
-                                              split.mtp_num_layers));
-  }
-  if (num_mtp_stages > 1) return InvalidLayout(layout, "all m must be in one stage");
-  const size_t first_m = order.find('m');
-  if (first_m != std::string::npos && order.rfind('t') != std::string::npos &&
-      order.rfind('t') > first_m) {
-    return InvalidLayout(layout, "m must come after all t");
-  }
-  return table;
-}
-
 }  // namespace
 
 absl::StatusOr<LayerTable> AssignLayers(const LayerSplit& split) {
@@ -269,7 +138,14 @@ absl::StatusOr<LayerTable> AssignLayers(const LayerSplit& split) {
         "model.num_layers=", split.num_layers, ", pipeline_model_parallel_size=", split.pp,
         " and virtual_pipeline_model_parallel_size=", split.virtual_pp, " must be at least 1"));
   }
-  if (split.layout.has_value()) return AssignByLayout(split);
+  if (split.layout.has_value()) {
+    absl::StatusOr<LayerTable> table = AssignByLayout(
+        *split.layout,
+        {.num_layers = split.num_layers, .mtp_num_layers = split.mtp_num_layers, .pp = split.pp});
+    if (table.ok()) return table;
+    return Invalid(absl::StrCat("parallel.pipeline_model_parallel_layout=\"", *split.layout,
+                                "\": ", table.status().message()));
+  }
   if (split.first_stage_layers.has_value() || split.last_stage_layers.has_value()) {
     return Assign<UnevenSplit>(split);
   }
