@@ -82,6 +82,11 @@ class Communicator {
   // All operations of the batch progress together (ncclGroupStart/End): no order among them can
   // deadlock.
   virtual WorkPtr SendRecv(std::vector<P2POp> batch) = 0;
+  // Opens all channels of SendRecv; only channel 0 is open without it. Called by every member of
+  // the group at the same place in its order of operations; may block until all have. Calling it
+  // again costs nothing. (NCCL matches by order alone, so that a channel is a communicator of its
+  // own; other backends have nothing to do.)
+  virtual absl::Status OpenChannels() { return absl::OkStatus(); }
   virtual WorkPtr Barrier() = 0;
 
   // A new group of the given members (indices inside this group, in the new group's order). Called

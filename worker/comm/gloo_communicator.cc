@@ -20,7 +20,8 @@ namespace {
 
 using Works = GlooGroup::Works;
 
-constexpr int kUserTag = 0, kAllGatherTag = 1, kReduceScatterTag = 2;
+// Channel c of SendRecv has the tag kFirstChannelTag + c.
+constexpr int kAllGatherTag = 0, kReduceScatterTag = 1, kFirstChannelTag = 2;
 // From this size on an all-gather sends straight from the input into the outputs; gloo's own takes
 // fewer messages, but two copies of everything.
 constexpr int64_t kDirectAllGatherBytes = 64 << 10;
@@ -65,10 +66,11 @@ absl::Status CheckCpu(const at::Tensor& tensor) {
   return absl::InvalidArgumentError("gloo works on CPU tensors only: use the nccl backend");
 }
 
-Works SendAndReceive(c10d::Backend& gloo, std::vector<P2POp> batch, int tag) {
+Works SendAndReceive(c10d::Backend& gloo, const std::vector<P2POp>& batch, int first_tag) {
   Works works;
   for (const P2POp& op : batch) {
     std::vector<at::Tensor> tensors{Bytes(op.tensor)};
+    const int tag = first_tag + op.channel;
     works.push_back(op.kind == P2POp::Kind::kSend ? gloo.send(tensors, op.peer, tag)
                                                   : gloo.recv(tensors, op.peer, tag));
   }
@@ -223,11 +225,12 @@ class GlooCommunicator final : public Communicator {
     for (P2POp& op : batch) {
       if (op.peer != rank() && op.tensor.numel() > 0) remote.push_back(std::move(op));
     }
-    return group_->Start(
-        {.shape = shape,
-         .issue = [remote = std::move(remote)](
-                      c10d::Backend& gloo) { return SendAndReceive(gloo, remote, kUserTag); },
-         .point_to_point = true});
+    return group_->Start({.shape = shape,
+                          .issue =
+                              [remote = std::move(remote)](c10d::Backend& gloo) {
+                                return SendAndReceive(gloo, remote, kFirstChannelTag);
+                              },
+                          .point_to_point = true});
   }
 
   WorkPtr Barrier() override {

@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/string_view.h"
 #include "common/base/status.h"
+#include "worker/comm/joined_work.h"
 #include "worker/comm/nccl_group.h"
 #include "worker/comm/ready_work.h"
 #include "worker/comm/self_communicator.h"
@@ -141,22 +142,30 @@ class NcclCommunicator final : public Communicator {
   WorkPtr SendRecv(std::vector<P2POp> batch) override {
     const OpShape shape{"send_recv"};
     if (absl::Status bad = CheckBatch(batch, size()); !bad.ok()) return Refuse(shape, bad);
-    std::vector<at::Tensor> tensors;
-    for (const P2POp& op : batch) tensors.push_back(op.tensor);
-    return Start(shape, tensors, [batch](NcclApi& api, NcclComm comm, CudaStream stream) {
-      return Grouped(api, [&] {
-        NcclResult result = NcclResult::kSuccess;
-        for (const P2POp& op : batch) {
-          if (op.tensor.numel() == 0 || !Went(result)) continue;
-          result = op.kind == P2POp::Kind::kSend
-                       ? api.Send(op.tensor.data_ptr(), op.tensor.nbytes(), NcclType::kUint8,
-                                  op.peer, comm, stream)
-                       : api.Recv(op.tensor.data_ptr(), op.tensor.nbytes(), NcclType::kUint8,
-                                  op.peer, comm, stream);
-        }
-        return result;
-      });
-    });
+    // One group call a channel. The batch progresses as a whole all the same: the channels have
+    // streams of their own.
+    std::vector<P2POp> parts[kNumP2PChannels];
+    for (P2POp& op : batch) parts[op.channel].push_back(std::move(op));
+    if (!parts[1].empty() && gradients_ == nullptr) {
+      return Refuse(shape, absl::FailedPreconditionError(
+                               "channel 1 is not open: call OpenChannels on every member first"));
+    }
+    std::vector<WorkPtr> works;
+    if (!parts[0].empty() || parts[1].empty()) works.push_back(Exchange(group_, parts[0]));
+    if (!parts[1].empty()) works.push_back(Exchange(gradients_, parts[1]));
+    return Join(std::move(works));
+  }
+
+  absl::Status OpenChannels() override {
+    if (gradients_ != nullptr) return family_->state().failure();
+    RETURN_IF_ERROR(family_->state().failure());
+    auto channel = std::make_shared<NcclGroup>(absl::StrCat(name_, " (channel 1)"), ranks(), rank(),
+                                               family_.get());
+    const absl::Status status = group_->Split(/*color=*/0, /*key=*/rank(), channel.get());
+    if (!status.ok()) return Failed(status);
+    family_->Add(channel);
+    gradients_ = std::move(channel);
+    return absl::OkStatus();
   }
 
   // An all-reduce of one byte: NCCL has no barrier.
@@ -196,9 +205,31 @@ class NcclCommunicator final : public Communicator {
   }
 
   void Abort(const std::string& reason) override { family_->Fail(absl::AbortedError(reason)); }
-  std::string Describe() override { return group_->Describe(); }
+  std::string Describe() override {
+    return absl::StrCat(group_->Describe(), gradients_ == nullptr ? "" : gradients_->Describe());
+  }
 
  private:
+  WorkPtr Exchange(const std::shared_ptr<NcclGroup>& group, const std::vector<P2POp>& batch) {
+    std::vector<at::Tensor> tensors;
+    for (const P2POp& op : batch) tensors.push_back(op.tensor);
+    const auto launch = [batch](NcclApi& api, NcclComm comm, CudaStream stream) {
+      return Grouped(api, [&] {
+        NcclResult result = NcclResult::kSuccess;
+        for (const P2POp& op : batch) {
+          if (op.tensor.numel() == 0 || !Went(result)) continue;
+          result = op.kind == P2POp::Kind::kSend
+                       ? api.Send(op.tensor.data_ptr(), op.tensor.nbytes(), NcclType::kUint8,
+                                  op.peer, comm, stream)
+                       : api.Recv(op.tensor.data_ptr(), op.tensor.nbytes(), NcclType::kUint8,
+                                  op.peer, comm, stream);
+        }
+        return result;
+      });
+    };
+    return group->Start({"send_recv"}, std::move(tensors), launch, group, family_);
+  }
+
   bool IsWholeGroup(const std::vector<int>& members) const {
     std::vector<int> all(size());
     std::iota(all.begin(), all.end(), 0);
@@ -241,6 +272,7 @@ class NcclCommunicator final : public Communicator {
   const std::string name_;
   const std::shared_ptr<NcclFamily> family_;
   const std::shared_ptr<NcclGroup> group_;
+  std::shared_ptr<NcclGroup> gradients_;  // channel 1; null: not open
 };
 
 }  // namespace

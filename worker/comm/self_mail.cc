@@ -17,19 +17,20 @@ void CopyFlat(const at::Tensor& output, const at::Tensor& input) {
 absl::Status SelfMail::Exchange(const std::vector<P2POp>& batch, int rank) {
   for (const P2POp& op : batch) {
     if (op.peer == rank && op.kind == P2POp::Kind::kSend) {
-      sent_.push_back(op.tensor.detach().clone());
+      sent_[op.channel].push_back(op.tensor.detach().clone());
     }
   }
   for (const P2POp& op : batch) {
     if (op.peer != rank || op.kind != P2POp::Kind::kRecv) continue;
-    if (sent_.empty()) {
+    std::deque<at::Tensor>& sent = sent_[op.channel];
+    if (sent.empty()) {
       return absl::InvalidArgumentError(
-          "a rank cannot receive from itself what it has not sent: put the send into this batch "
-          "or an earlier one");
+          "a rank cannot receive from itself what it has not sent on this channel: put the send "
+          "into this batch or an earlier one");
     }
-    RETURN_IF_ERROR(CheckSlices("received tensor", op.tensor, "sent tensor", sent_.front(), 1));
-    CopyFlat(op.tensor, sent_.front());
-    sent_.pop_front();
+    RETURN_IF_ERROR(CheckSlices("received tensor", op.tensor, "sent tensor", sent.front(), 1));
+    CopyFlat(op.tensor, sent.front());
+    sent.pop_front();
   }
   return absl::OkStatus();
 }

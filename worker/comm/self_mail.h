@@ -1,7 +1,8 @@
-// Sends of a rank to itself: the k-th send meets the k-th receive, within a batch and across
-// batches. Not thread-safe.
+// Sends of a rank to itself: the k-th send of a channel meets its k-th receive, within a batch and
+// across batches. Not thread-safe.
 #pragma once
 
+#include <array>
 #include <deque>
 #include <vector>
 
@@ -19,7 +20,7 @@ class SelfMail {
   absl::Status Exchange(const std::vector<P2POp>& batch, int rank);
 
  private:
-  std::deque<at::Tensor> sent_;  // own copies
+  std::array<std::deque<at::Tensor>, kNumP2PChannels> sent_;  // own copies, by channel
 };
 
 // Flat copy; nothing to do if they are the same memory.

@@ -130,6 +130,10 @@ absl::Status CheckBatch(const std::vector<P2POp>& batch, int size) {
       return absl::InvalidArgumentError(
           absl::StrCat("peer=", op.peer, " must be a rank of the group: 0 to ", size - 1));
     }
+    if (op.channel < 0 || op.channel >= kNumP2PChannels) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("channel=", op.channel, " must be 0 to ", kNumP2PChannels - 1));
+    }
   }
   return absl::OkStatus();
 }

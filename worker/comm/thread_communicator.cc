@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/status.h"
+#include "worker/comm/joined_work.h"
 #include "worker/comm/local_reduce.h"
 #include "worker/comm/ready_work.h"
 #include "worker/comm/self_communicator.h"
@@ -191,15 +192,21 @@ class ThreadCommunicator final : public Communicator {
 
   WorkPtr SendRecv(std::vector<P2POp> batch) override {
     if (absl::Status bad = CheckBatch(batch, size()); !bad.ok()) return Refuse(bad);
-    std::vector<ThreadGroup::Transfer> transfers;
+    // One post a channel; the batch progresses as a whole all the same, since nobody waits between.
+    std::vector<ThreadGroup::Transfer> transfers[kNumP2PChannels];
     for (const P2POp& op : batch) {
       const bool is_send = op.kind == P2POp::Kind::kSend;
       const bool buffered = is_send && !group_->options().blocking_sends;
-      transfers.push_back(
+      transfers[op.channel].push_back(
           {is_send, op.peer, ShapeOf("tensor of", op.tensor).ToString(),
            std::make_shared<TensorPart>(buffered ? op.tensor.detach().clone() : op.tensor)});
     }
-    return Handle(group_->PostBatch(rank_, std::move(transfers)));
+    std::vector<WorkPtr> works;
+    for (int channel = 0; channel < kNumP2PChannels; ++channel) {
+      if (transfers[channel].empty() && !(channel == 0 && batch.empty())) continue;
+      works.push_back(Handle(group_->PostBatch(rank_, std::move(transfers[channel]), channel)));
+    }
+    return Join(std::move(works));
   }
 
   WorkPtr Barrier() override {

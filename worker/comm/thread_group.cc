@@ -10,6 +10,7 @@ namespace muster {
 
 struct ThreadGroup::Op {
   int member = 0;
+  int channel = 0;
   int64_t sequence = 0;  // in the member's log
   absl::Duration deadline;
   Collective collective;            // of a collective
@@ -73,8 +74,10 @@ ThreadGroup::OpPtr ThreadGroup::PostCollective(int member, Collective collective
   return Enqueue(member, std::move(op));
 }
 
-ThreadGroup::OpPtr ThreadGroup::PostBatch(int member, std::vector<Transfer> transfers) {
+ThreadGroup::OpPtr ThreadGroup::PostBatch(int member, std::vector<Transfer> transfers,
+                                          int channel) {
   auto op = std::make_shared<Op>();
+  op->channel = channel;
   op->collective.shape.op = "send_recv";
   op->parts_left = static_cast<int>(transfers.size());
   op->transfers = std::move(transfers);
@@ -91,19 +94,19 @@ ThreadGroup::OpPtr ThreadGroup::Enqueue(int member, OpPtr op) {
     op->sequence = mine.log->Start(op->collective.shape, absl::Now());
     if (op->number >= 0) op->number = mine.next_collective++;
     if (!state_->failure_locked().ok()) return op;  // Wait tells the failure
-    mine.queue.push_back(op);
-    Pump(member, &jobs);
+    mine.lanes[op->channel].queue.push_back(op);
+    Pump(member, op->channel, &jobs);
   }
   Run(std::move(jobs));
   return op;
 }
 
-void ThreadGroup::Pump(int member, std::deque<Job>* jobs) {
-  Member& mine = members_[member];
-  while (!mine.queue.empty() && (!options_.blocking_sends || mine.unfinished == 0)) {
-    OpPtr op = std::move(mine.queue.front());
-    mine.queue.pop_front();
-    ++mine.unfinished;
+void ThreadGroup::Pump(int member, int channel, std::deque<Job>* jobs) {
+  Lane& lane = members_[member].lanes[channel];
+  while (!lane.queue.empty() && (!options_.blocking_sends || lane.unfinished == 0)) {
+    OpPtr op = std::move(lane.queue.front());
+    lane.queue.pop_front();
+    ++lane.unfinished;
     Arrive(op, jobs);
   }
 }
@@ -141,9 +144,9 @@ void ThreadGroup::Arrive(const OpPtr& op, std::deque<Job>* jobs) {
 }
 
 void ThreadGroup::ArriveTransfer(const OpPtr& op, const Transfer& transfer, std::deque<Job>* jobs) {
-  const auto direction = transfer.is_send ? std::make_pair(op->member, transfer.peer)
-                                          : std::make_pair(transfer.peer, op->member);
-  std::shared_ptr<Mail>& mail = mail_[direction];
+  const int from = transfer.is_send ? op->member : transfer.peer;
+  const int to = transfer.is_send ? transfer.peer : op->member;
+  std::shared_ptr<Mail>& mail = mail_[{from, to, op->channel}];
   if (mail == nullptr) mail = std::make_shared<Mail>();
   const bool buffered = transfer.is_send && !options_.blocking_sends;
   Mail::Letter letter{buffered ? nullptr : op, transfer, op->sequence};
@@ -155,9 +158,9 @@ void ThreadGroup::ArriveTransfer(const OpPtr& op, const Transfer& transfer, std:
     others.pop_front();
     if (other.transfer.signature != transfer.signature) {
       state_->FailLocked(absl::InvalidArgumentError(
-          absl::StrCat("group ", name_, ": rank ", ranks_[direction.first], " sends ",
+          absl::StrCat("group ", name_, ": rank ", ranks_[from], " sends ",
                        transfer.is_send ? transfer.signature : other.transfer.signature,
-                       " but rank ", ranks_[direction.second], " receives ",
+                       " but rank ", ranks_[to], " receives ",
                        transfer.is_send ? other.transfer.signature : transfer.signature)));
       return;
     }
@@ -176,8 +179,8 @@ void ThreadGroup::PartDone(const OpPtr& op, std::deque<Job>* jobs) {
   op->changed.NotifyAll();
   Member& mine = members_[op->member];
   mine.log->Finish(op->sequence, absl::OkStatus(), absl::Now());
-  --mine.unfinished;
-  if (options_.blocking_sends) Pump(op->member, jobs);
+  --mine.lanes[op->channel].unfinished;
+  if (options_.blocking_sends) Pump(op->member, op->channel, jobs);
 }
 
 void ThreadGroup::Run(std::deque<Job> jobs) {

@@ -5,10 +5,10 @@
 // Nobody blocks in Post*; Wait blocks. The last member to arrive combines, on its own thread and
 // without a lock, then marks the operation done for all. Parts live until then, so an abort frees
 // no memory that a slow peer still reads.
-// With blocking_sends a rank's operations of a group run strictly one after the other, and a send
-// is done only when its receive is there, as on an NCCL stream: a schedule that deadlocks on NCCL
-// does so here too (and ends by the limit).
-// Thread-safe; a rank's operations of one group come from one thread at a time.
+// With blocking_sends a rank's operations of a group (and channel) run strictly one after the
+// other, and a send is done only when its receive is there, as on an NCCL stream: a schedule that
+// deadlocks on NCCL does so here too (and ends by the limit). Thread-safe; a rank's operations of
+// one group come from one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -74,7 +75,9 @@ class ThreadGroup {
   const ThreadWorldOptions& options() const { return options_; }
 
   OpPtr PostCollective(int member, Collective collective);
-  OpPtr PostBatch(int member, std::vector<Transfer> transfers);
+  // Transfers between two members match in order, channel by channel; with blocking sends each
+  // channel is a stream of its own, collectives run on channel 0.
+  OpPtr PostBatch(int member, std::vector<Transfer> transfers, int channel = 0);
   // Errors: the world's first failure; DEADLINE_EXCEEDED (then the world's failure) names who is
   // missing.
   absl::Status Wait(const OpPtr& op);
@@ -90,7 +93,8 @@ class ThreadGroup {
   struct Job;   // work that has become possible: done without the lock
 
   OpPtr Enqueue(int member, OpPtr op);
-  void Pump(int member, std::deque<Job>* jobs) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
+  void Pump(int member, int channel, std::deque<Job>* jobs)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
   void Arrive(const OpPtr& op, std::deque<Job>* jobs) ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
   void ArriveTransfer(const OpPtr& op, const Transfer& transfer, std::deque<Job>* jobs)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(state_->mu);
@@ -106,15 +110,18 @@ class ThreadGroup {
   const Move move_;
 
   // All below is guarded by state_->mu.
-  struct Member {
-    std::unique_ptr<OpLog> log;
+  struct Lane {
     std::deque<OpPtr> queue;  // not yet begun (blocking sends only)
     int unfinished = 0;       // begun, not done
+  };
+  struct Member {
+    std::unique_ptr<OpLog> log;
+    std::map<int, Lane> lanes;  // by channel
     int64_t next_collective = 0;
   };
   std::vector<Member> members_;
-  std::map<int64_t, std::shared_ptr<Slot>> slots_;             // by number in the group's order
-  std::map<std::pair<int, int>, std::shared_ptr<Mail>> mail_;  // by (from, to)
+  std::map<int64_t, std::shared_ptr<Slot>> slots_;  // by number in the group's order
+  std::map<std::tuple<int, int, int>, std::shared_ptr<Mail>> mail_;  // by (from, to, channel)
 };
 
 }  // namespace muster

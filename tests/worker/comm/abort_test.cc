@@ -72,6 +72,21 @@ TEST(ThreadAbortTest, FreesEveryRankAndEveryGroup) {
   EXPECT_TRUE(absl::IsAborted(world[0]->Split("x", {0, 1}).status()));
 }
 
+TEST(ThreadAbortTest, FreesWhatIsPendingOnBothChannels) {
+  std::vector<CommunicatorPtr> world = MakeThreadWorld(2, {.blocking_sends = true});
+  std::vector<WorkPtr> pending;
+  for (int k = 0; k < 20; ++k) {
+    for (const int channel : {0, 1}) {
+      pending.push_back(world[0]->SendRecv({{P2POp::Kind::kSend, at::ones({1000}), 1, channel},
+                                            {P2POp::Kind::kRecv, at::ones({1000}), 1, channel}}));
+    }
+  }
+  EXPECT_FALSE(pending.back()->IsDone());
+  std::thread aborter([&] { world[1]->Abort("told so"); });
+  for (const WorkPtr& work : pending) EXPECT_EQ(work->Wait(), absl::AbortedError("told so"));
+  aborter.join();
+}
+
 // Rank 0..size-2 issue `issue` that the last rank never joins, say "ready", and say when they are
 // free and with what.
 struct Scenario {
@@ -150,6 +165,12 @@ WorkPtr BigAllReduce(Communicator& world) {
 WorkPtr Receive(Communicator& world) {
   return world.SendRecv({{P2POp::Kind::kRecv, at::ones({1000}), world.size() - 1}});
 }
+WorkPtr ReceiveOnBothChannels(Communicator& world) {
+  const int last = world.size() - 1;
+  return world.SendRecv({{P2POp::Kind::kRecv, at::ones({1000}), last, 0},
+                         {P2POp::Kind::kSend, at::ones({1 << 20}), last, 1},
+                         {P2POp::Kind::kRecv, at::ones({1000}), last, 1}});
+}
 void DoNothing(RankProcesses&) {}
 void KillLast(RankProcesses& ranks) { ranks.Signal(ranks.size() - 1, SIGKILL); }
 void StopLast(RankProcesses& ranks) { ranks.Signal(ranks.size() - 1, SIGSTOP); }
@@ -159,6 +180,9 @@ TEST(GlooAbortTest, FromAnotherThreadFreesAPendingOperation) {
 }
 TEST(GlooAbortTest, FromAnotherThreadFreesAPendingReceive) {
   RunScenario("gloo, abort in a receive", 3, {Receive, DoNothing, true});
+}
+TEST(GlooAbortTest, FromAnotherThreadFreesWhatIsPendingOnBothChannels) {
+  RunScenario("gloo, abort on both channels", 3, {ReceiveOnBothChannels, DoNothing, true});
 }
 TEST(GlooAbortTest, ADeadPeerFreesTheOthers) {
   RunScenario("gloo, SIGKILL in an all_reduce", 3, {BigAllReduce, KillLast, false});

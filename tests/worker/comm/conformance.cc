@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <numeric>
 
 #include "absl/strings/match.h"
@@ -219,6 +220,60 @@ void CheckPointToPoint(Communicator& world, at::ScalarType dtype, at::Device dev
   for (size_t i = 0; i < in_order.size(); ++i) {
     complaints.ExpectEqual(in_order[i], s.Theirs(pair, 100, i), "messages in order");
   }
+}
+
+namespace {
+
+// What the k-th message of a channel from `rank` holds; sizes differ, so that a mix-up shows.
+at::Tensor Message(const Scope& s, int rank, int channel, int k) {
+  return s.Theirs(rank, 3000 + 70000 * (k % 2) + 10 * channel, 2 * k + channel);
+}
+
+}  // namespace
+
+void CheckChannels(Communicator& world, at::Device device, Complaints& complaints) {
+  const Scope s{world, at::kFloat, device, complaints};
+  complaints.ExpectOk(world.OpenChannels(), "OpenChannels");
+  complaints.ExpectOk(world.OpenChannels(), "OpenChannels again");
+  const int me = world.rank(), pair = world.size() == 1 ? 0 : me ^ 1;
+  if (pair >= world.size()) return;
+  std::vector<WorkPtr> works;
+  std::vector<at::Tensor> received[kNumP2PChannels];
+  const auto send = [&](int channel, int k) {
+    works.push_back(
+        world.SendRecv({{P2POp::Kind::kSend, Message(s, me, channel, k), pair, channel}}));
+  };
+  const auto receive = [&](int channel, int k) {
+    received[channel].push_back(at::full_like(Message(s, pair, channel, k), 77));
+    works.push_back(
+        world.SendRecv({{P2POp::Kind::kRecv, received[channel].back(), pair, channel}}));
+  };
+  // The lower rank sends on channel 0 what its neighbour receives behind all of channel 1, and the
+  // other way round for what the neighbour sends. (To itself a rank sends and receives in a batch.)
+  const bool lower = me <= pair;
+  const int num_messages = me == pair ? 0 : 8;
+  for (int k = 0; k < num_messages; ++k) lower ? send(0, k) : receive(1, k);
+  for (int k = 0; k < num_messages; ++k) lower ? send(1, k) : receive(0, k);
+  for (int k = 0; k < num_messages; ++k) lower ? receive(1, k) : send(0, k);
+  for (int k = 0; k < num_messages; ++k) lower ? receive(0, k) : send(1, k);
+  for (size_t i = works.size(); i-- > 0;) s.Done(works[i], "message of a channel");
+  for (int channel = 0; channel < kNumP2PChannels; ++channel) {
+    for (int k = 0; k < num_messages; ++k) {
+      complaints.ExpectEqual(received[channel][k], Message(s, pair, channel, k),
+                             absl::StrCat("channel ", channel, ", message ", k));
+    }
+  }
+  // Both channels in one batch, in another order on either side.
+  const at::Tensor first = at::full_like(Message(s, pair, 0, 0), 77),
+                   second = at::full_like(Message(s, pair, 1, 0), 77);
+  std::vector<P2POp> batch = {{P2POp::Kind::kSend, Message(s, me, 0, 0), pair, 0},
+                              {P2POp::Kind::kRecv, second, pair, 1},
+                              {P2POp::Kind::kSend, Message(s, me, 1, 0), pair, 1},
+                              {P2POp::Kind::kRecv, first, pair, 0}};
+  if (!lower) std::reverse(batch.begin(), batch.end());
+  s.Done(world.SendRecv(batch), "both channels in a batch");
+  complaints.ExpectEqual(first, Message(s, pair, 0, 0), "both channels in a batch: channel 0");
+  complaints.ExpectEqual(second, Message(s, pair, 1, 0), "both channels in a batch: channel 1");
 }
 
 void CheckPending(Communicator& world, at::Device device, Complaints& complaints) {

@@ -36,6 +36,9 @@ void CheckCollectives(Communicator& world, at::ScalarType dtype, at::Device devi
 // Batches in every order, to all peers and to oneself; two in flight whose ends cross.
 void CheckPointToPoint(Communicator& world, at::ScalarType dtype, at::Device device,
                        Complaints& complaints);
+// Each channel keeps an order of its own: the two sides of a pair issue them differently, with many
+// large messages pending.
+void CheckChannels(Communicator& world, at::Device device, Complaints& complaints);
 // Many operations pending at a time, waited for in another order; IsDone; handles dropped.
 void CheckPending(Communicator& world, at::Device device, Complaints& complaints);
 // Halves, pairs, reversed and equal groups, a group of one; operations on several at a time.

@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "tests/support/rank_processes.h"
 #include "worker/comm/gloo_communicator.h"
+#include "worker/comm/self_communicator.h"
 #include "worker/comm/tensor_checks.h"
 #include "worker/comm/thread_communicator.h"
 
@@ -135,6 +136,7 @@ class CommunicatorTest : public ::testing::TestWithParam<std::tuple<Backend, int
 TEST_P(CommunicatorTest, OperationsOverlapAndSplitGroupsWork) {
   ExpectNoComplaints(backend(), size(), [](Communicator& world, Complaints& complaints) {
     CheckPending(world, at::kCPU, complaints);
+    CheckChannels(world, at::kCPU, complaints);
     CheckSplit(world, at::kCPU, complaints);
     CheckRepeatedBits(world, at::kCPU, complaints);
     CheckOtherTypes(world, complaints);
@@ -158,6 +160,19 @@ TEST(RefusalsTest, BadCallsAreRefusedByEveryBackend) {
       ExpectNoComplaints(backend, size, [](Communicator& world, Complaints& complaints) {
         CheckRefusals(world, at::kCPU, complaints);
       });
+    }
+  }
+}
+
+TEST(RefusalsTest, AChannelThatIsNoneIsRefused) {
+  for (const int size : {1, 2}) {
+    const auto world = MakeThreadWorld(size);
+    const CommunicatorPtr self = size == 1 ? MakeSelfCommunicator("self", 0) : world[0];
+    for (const int channel : {-1, kNumP2PChannels}) {
+      const absl::Status status =
+          self->SendRecv({{P2POp::Kind::kSend, at::ones({3}), 0, channel}})->Wait();
+      EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
+      EXPECT_THAT(std::string(status.message()), ::testing::HasSubstr("channel="));
     }
   }
 }

@@ -89,6 +89,54 @@ TEST_F(NcclTest, SplitsTakePartWithOrWithoutAColour) {
   EXPECT_EQ((*same)->name(), "same");
 }
 
+// A channel is a communicator of its own: made once, when all members ask for it.
+TEST_F(NcclTest, ChannelsAreOpenedTogetherAndOnce) {
+  {
+    auto world = Form();
+    ASSERT_TRUE(world.ok());
+    ASSERT_TRUE((*world)->OpenChannels().ok());
+    ASSERT_TRUE((*world)->OpenChannels().ok());
+    EXPECT_EQ(api->Count("Split"), 1);
+    const at::Tensor a = at::ones({4}), b = at::ones({4});
+    EXPECT_TRUE((*world)
+                    ->SendRecv({{P2POp::Kind::kSend, a, 2, 1},
+                                {P2POp::Kind::kRecv, b, 0, 0},
+                                {P2POp::Kind::kRecv, b, 0, 1}})
+                    ->Wait()
+                    .ok());
+    EXPECT_EQ(api->Count("GroupStart"), 2) << "one group call a channel";
+    EXPECT_EQ(api->Count("Send"), 1);
+    EXPECT_EQ(api->Count("Recv"), 2);
+    EXPECT_THAT((*world)->Describe(), HasSubstr("world (channel 1)"));
+  }
+  EXPECT_EQ(api->Count("Destroy"), 2);
+  EXPECT_EQ(api->num_live(), 0);
+}
+
+TEST_F(NcclTest, AClosedChannelIsRefused) {
+  auto world = Form();
+  ASSERT_TRUE(world.ok());
+  const absl::Status status =
+      (*world)->SendRecv({{P2POp::Kind::kSend, at::ones({4}), 2, 1}})->Wait();
+  EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("OpenChannels"));
+  EXPECT_EQ(api->Count("Send"), 0);
+}
+
+TEST_F(NcclTest, AnAbortEndsBothChannels) {
+  auto world = Form();
+  ASSERT_TRUE(world.ok());
+  ASSERT_TRUE((*world)->OpenChannels().ok());
+  api->Hang();
+  const at::Tensor a = at::ones({4});
+  const WorkPtr work =
+      (*world)->SendRecv({{P2POp::Kind::kRecv, a, 2, 1}, {P2POp::Kind::kSend, a, 2, 0}});
+  EXPECT_FALSE(work->IsDone());
+  (*world)->Abort("told so");
+  EXPECT_EQ(work->Wait(), absl::AbortedError("told so"));
+  EXPECT_TRUE(Eventually([&] { return api->Count("Abort") == 2; }));
+}
+
 TEST_F(NcclTest, AnyFailingCallIsANamedErrorAndLeaksNothing) {
   for (const char* call : {"InitRank", "CreateStream", "CreateEvent", "Allocate", "Split",
                            "AllReduce", "RecordEvent", "StreamWaitEvent", "CurrentStream",

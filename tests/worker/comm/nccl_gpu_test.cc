@@ -37,6 +37,7 @@ TEST_F(NcclGpuTest, AWorldOfOnePassesTheConformanceSuite) {
     CheckPointToPoint(*world, dtype, device, complaints);
   }
   CheckPending(*world, device, complaints);
+  CheckChannels(*world, device, complaints);
   CheckSplit(*world, device, complaints);
   CheckRepeatedBits(*world, device, complaints);
   EXPECT_TRUE(complaints.lines().empty()) << absl::StrJoin(complaints.lines(), "\n");
