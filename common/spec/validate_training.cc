@@ -25,6 +25,14 @@ void CheckBatches(const JobSpec& spec, RuleReport* report) {
     report->Add("evaluation.eval_global_batch_size",
                 absl::StrCat("must be a multiple of ", step_text));
   }
+  if (!eval_batch && training.decrease_batch_size_if_needed && global >= step &&
+      global % step != 0 && report->Good({"evaluation.eval_iters"}) &&
+      spec.evaluation.eval_iters > 0) {
+    // Training runs with fewer samples; a score must not change with the number of ranks unseen.
+    report->Add("evaluation.eval_global_batch_size",
+                absl::StrCat("must be set, to a multiple of ", step_text,
+                             ": its default is training.global_batch_size=", global));
+  }
   if (!training.rampup_batch_size || !report->Good({"training.rampup_batch_size"})) return;
   const std::vector<int64_t>& rampup = *training.rampup_batch_size;
   const char* const field = "training.rampup_batch_size";

@@ -40,7 +40,8 @@ void ExpectRules(const std::vector<std::string>& base, const std::vector<Rule>& 
     ASSERT_EQ(parsed.problems.size(), 1u) << all;
     EXPECT_EQ(parsed.problems[0].field, rule.field);
     EXPECT_THAT(parsed.problems[0].message, HasSubstr(rule.fragment));
-    const bool is_absent = absl::StartsWith(rule.fragment, "is required");
+    const bool is_absent = absl::StartsWith(rule.fragment, "is required") ||
+                           absl::StrContains(rule.fragment, "must be set");
     EXPECT_EQ(parsed.problems[0].value.empty(), is_absent);
   }
 }
@@ -405,6 +406,33 @@ TEST(ReferenceRulesTest, Part14TensorParallelism) {
                     {"parallel.sequence_parallel=true", "model.seq_length=31"},
                     nullptr,
                     ""}});
+}
+
+TEST(ReferenceRulesTest, Part9Batches) {
+  const std::string decrease = "training.decrease_batch_size_if_needed=true";
+  ExpectRules({},
+              {
+                  {"9 a multiple of mbs dp",
+                   {"training.global_batch_size=9"},
+                   "training.global_batch_size",
+                   "must be a multiple of training.micro_batch_size x data parallel size = 2 x 2"},
+                  {"9 or a decrease",
+                   {"training.global_batch_size=9", decrease, "evaluation.eval_iters=0"},
+                   nullptr,
+                   ""},
+                  {"9 to something",
+                   {"training.global_batch_size=3", decrease, "evaluation.eval_iters=0"},
+                   "training.global_batch_size",
+                   "must be at least"},
+                  {"9 at each batch of a ramp-up",
+                   {decrease, "training.rampup_batch_size=[2,2,100]"},
+                   "training.rampup_batch_size",
+                   "start must be at least"},
+                  {"12 evaluation's batch too",
+                   {"training.global_batch_size=9", decrease},
+                   "evaluation.eval_global_batch_size",
+                   "must be set"},
+              });
 }
 
 // Megatron's transformer configuration (part 4's partial checkpointing is not offered).

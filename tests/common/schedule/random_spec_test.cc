@@ -1,0 +1,210 @@
+// Random specs: what Validate lets through, the pure pieces accept (topology, layers, schedules of
+// every step, plan), and what they refuse, Validate has refused with a field. So no job finds a bad
+// combination by a crash.
+#include <random>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/status.h"
+#include "common/schedule/from_spec.h"
+#include "common/schedule/plan.h"
+#include "common/schedule/schedule_check.h"
+#include "common/spec/validate.h"
+#include "gtest/gtest.h"
+
+namespace muster {
+namespace {
+
+class Draw {
+ public:
+  explicit Draw(uint64_t seed) : random_(seed) {}
+  int64_t UpTo(int64_t n) { return 1 + static_cast<int64_t>(random_() % n); }
+  bool OneIn(int n) { return random_() % n == 0; }
+  template <class T>
+  T Of(std::initializer_list<T> values) {
+    return values.begin()[random_() % values.size()];
+  }
+  std::optional<int64_t> Perhaps(int one_in, int64_t up_to) {
+    if (!OneIn(one_in)) return std::nullopt;
+    return UpTo(up_to);
+  }
+
+ private:
+  std::mt19937_64 random_;
+};
+
+// A layout of `layers` layers, mostly well formed.
+std::string DrawLayout(Draw* draw, int64_t layers, int64_t pp) {
+  std::string text = draw->OneIn(20) ? "" : "E";
+  const int64_t num_stages = pp * draw->UpTo(3) - (draw->OneIn(10) ? 1 : 0);
+  int64_t left = draw->OneIn(15) ? layers + 1 : layers;
+  for (int64_t stage = 0; stage < num_stages; ++stage) {
+    if (stage > 0) text += "|";
+    const int64_t here =
+        stage == num_stages - 1 ? left : std::min<int64_t>(left, draw->UpTo(4) - 1);
+    if (here > 0) absl::StrAppend(&text, draw->OneIn(2) ? "t*" : "(t)*", here);
+    left -= here;
+  }
+  return text + (draw->OneIn(20) ? "" : "L");
+}
+
+JobSpec DrawSpec(uint64_t seed) {
+  Draw draw(seed);
+  JobSpec spec;
+  spec.data.dataset_provider = "mock";
+  spec.parallel.distributed_backend = "gloo";
+  ModelSpec& m = spec.model;
+  ParallelSpec& p = spec.parallel;
+  TrainingSpec& t = spec.training;
+  const int64_t tp = draw.Of<int64_t>({1, 1, 1, 2, 2, 3, 4});
+  const int64_t pp = draw.Of<int64_t>({1, 2, 2, 3, 4});
+  const int64_t dp = draw.Of<int64_t>({1, 1, 2, 3, 4});
+  const int64_t cp = draw.OneIn(8) ? 2 : 1;
+  spec.resources.world_size = tp * pp * dp * cp + (draw.OneIn(20) ? 1 : 0);
+  p.tensor_model_parallel_size = tp;
+  p.pipeline_model_parallel_size = pp;
+  p.context_parallel_size = cp;
+  p.sequence_parallel = draw.OneIn(2);
+
+  m.num_layers = pp * draw.UpTo(6) + (draw.OneIn(10) ? 1 : 0);
+  m.num_attention_heads = tp * draw.UpTo(3) + (draw.OneIn(20) ? 1 : 0);
+  m.hidden_size = m.num_attention_heads * 2 * draw.UpTo(4);
+  if (draw.OneIn(4)) m.num_query_groups = draw.OneIn(2) ? tp : draw.UpTo(4);
+  m.seq_length = draw.OneIn(10) ? draw.UpTo(32) : 2 * tp * cp * draw.UpTo(4);
+  m.ffn_hidden_size = draw.OneIn(5) ? draw.UpTo(100) : tp * draw.UpTo(40);
+  m.swiglu = draw.OneIn(3);
+  m.untie_embeddings_and_output_weights = draw.OneIn(2);
+  if (draw.OneIn(5)) {
+    m.num_experts = draw.Of<int64_t>({2, 4, 6});
+    m.add_bias_linear = draw.OneIn(5);
+    if (draw.OneIn(2)) p.expert_model_parallel_size = draw.Of<int64_t>({2, 3});
+    p.expert_tensor_parallel_size = draw.Perhaps(2, 2);
+  }
+  if (draw.OneIn(6)) {
+    p.order =
+        draw.Of<const char*>({"tp-cp-ep-pp-dp", "dp-pp-tp-cp-ep", "pp-dp-tp-ep-cp", "tp-dp-pp",
+                              "tp-cp-ep-dp", "tp-pp-ep-dp-cp", "TP-CP-EP-DP-PP", "tp-tp"});
+  }
+
+  if (draw.OneIn(3)) {
+    p.virtual_pipeline_model_parallel_size = draw.UpTo(3);
+  } else if (draw.OneIn(6)) {
+    p.num_layers_per_virtual_pipeline_stage = draw.UpTo(3);
+  } else if (draw.OneIn(4)) {
+    p.pipeline_model_parallel_layout = DrawLayout(&draw, m.num_layers, pp);
+  }
+  if (draw.OneIn(40)) p.num_layers_per_virtual_pipeline_stage = draw.UpTo(3);
+  p.decoder_first_pipeline_num_layers = draw.Perhaps(10, 4);
+  p.decoder_last_pipeline_num_layers = draw.Perhaps(10, 4);
+  p.account_for_embedding_in_pipeline_split = draw.OneIn(10);
+  p.account_for_loss_in_pipeline_split = draw.OneIn(10);
+  if (draw.OneIn(3)) p.microbatch_group_size_per_virtual_pipeline_stage = pp - 1 + draw.UpTo(3);
+  p.overlap_p2p_comm = !draw.OneIn(5);
+
+  p.use_distributed_optimizer = draw.OneIn(2);
+  p.overlap_grad_reduce = draw.OneIn(2);
+  p.overlap_param_gather = draw.OneIn(4);
+  p.align_grad_reduce = draw.OneIn(2);
+  p.pad_buckets_for_high_nccl_busbw = draw.OneIn(20);
+  if (draw.OneIn(8)) p.num_distributed_optimizer_instances = draw.UpTo(3);
+  p.ddp_num_buckets = draw.Perhaps(8, 4);
+  p.ddp_bucket_size = draw.Perhaps(12, 1000);
+  p.ddp_average_in_collective = draw.OneIn(6);
+
+  t.micro_batch_size = draw.UpTo(2);
+  t.train_iters = draw.UpTo(50);
+  const int64_t step = t.micro_batch_size * dp;
+  t.global_batch_size = step * draw.UpTo(12) + (draw.OneIn(10) ? 1 : 0);
+  t.decrease_batch_size_if_needed = draw.OneIn(8);
+  if (draw.OneIn(5)) {
+    t.rampup_batch_size = {draw.OneIn(3) ? draw.UpTo(8) : step * draw.UpTo(3),
+                           draw.OneIn(3) ? draw.UpTo(4) : step, draw.UpTo(100)};
+  }
+  if (draw.OneIn(5)) spec.evaluation.eval_global_batch_size = step * draw.UpTo(6);
+  t.fp16 = draw.OneIn(6);
+  t.bf16 = draw.OneIn(6);
+  t.calculate_per_token_loss = draw.OneIn(5);
+  if (draw.OneIn(4)) t.recompute_granularity = draw.Of<const char*>({"full", "selective"});
+  if (draw.OneIn(4)) t.recompute_method = draw.Of<const char*>({"uniform", "block"});
+  t.recompute_num_layers = draw.Perhaps(4, 4);
+  spec.optimizer.lr = 1e-3;
+  spec.optimizer.optimizer = draw.Of<const char*>({"adam", "adam", "sgd", "muon", "dist_muon"});
+  return spec;
+}
+
+// Every number of microbatches that the job may meet, the ramp-up's batches by walking through it.
+absl::StatusOr<std::vector<int64_t>> MicrobatchesOfSteps(const JobSpec& spec,
+                                                         const ResolvedSpec& resolved) {
+  ASSIGN_OR_RETURN(const MicrobatchCalculator calculator,
+                   MicrobatchCalculator::Create(MicrobatchOptionsOf(spec, resolved)));
+  std::vector<int64_t> counts;
+  const int64_t past_ramp =
+      spec.training.rampup_batch_size.has_value() ? (*spec.training.rampup_batch_size)[2] + 1 : 0;
+  for (int64_t consumed = 0; consumed <= past_ramp;) {
+    ASSIGN_OR_RETURN(const BatchSizes sizes, calculator.CheckedSizes(consumed));
+    counts.push_back(sizes.num_microbatches);
+    consumed += sizes.running_batch_size;
+  }
+  return counts;
+}
+
+// What runs would ask of the pure pieces.
+absl::Status TryAll(const JobSpec& spec) {
+  ASSIGN_OR_RETURN(const RankTopology topology, RankTopology::Create(TopologyOf(spec)));
+  const ResolvedSpec resolved = Resolve(spec, 257);
+  if (topology.dp() != resolved.data_parallel_size) return absl::InternalError("two dp sizes");
+  ASSIGN_OR_RETURN(const LayerSplit split, LayerSplitOf(spec));
+  ASSIGN_OR_RETURN(const LayerTable layers, AssignLayers(split));
+  ASSIGN_OR_RETURN(std::vector<int64_t> counts, MicrobatchesOfSteps(spec, resolved));
+  for (const int64_t microbatches : counts) {
+    const ScheduleOptions options = ScheduleOptionsOf(spec, split.virtual_pp, microbatches);
+    ASSIGN_OR_RETURN(const PipelineSchedule schedule, MakePipelineSchedule(options));
+    if (static_cast<int>(schedule.size()) != topology.pp()) return absl::InternalError("stages");
+    if (microbatches == counts.back()) RETURN_IF_ERROR(CheckSchedule(options, schedule));
+  }
+  // Evaluation, on unless eval_iters is 0.
+  ASSIGN_OR_RETURN(
+      const int64_t evaluated,
+      EvalMicrobatches(spec.evaluation.eval_global_batch_size.value_or(resolved.global_batch_size),
+                       spec.training.micro_batch_size, resolved.data_parallel_size));
+  RETURN_IF_ERROR(
+      MakePipelineSchedule(ForwardOnlyScheduleOptionsOf(spec, split.virtual_pp, evaluated))
+          .status());
+  ASSIGN_OR_RETURN(const JobPlan plan, MakePlan(spec, resolved));
+  return static_cast<int64_t>(plan.stages.size()) == split.pp ? absl::OkStatus()
+                                                              : absl::InternalError("plan");
+}
+
+TEST(RandomSpecTest, WhatIsRefusedLaterIsAnErrorOfTheSpec) {
+  const uint64_t first_seed = 20260830;
+  std::cout << "seeds " << first_seed << " and up\n";
+  int num_good = 0, num_interleaved = 0, num_refused_later = 0;
+  for (uint64_t seed = first_seed; seed < first_seed + 20000; ++seed) {
+    const JobSpec spec = DrawSpec(seed);
+    const std::vector<SpecProblem> problems = Validate(spec);
+    // The pieces ask for sizes that divide; the topology's own refusals come first.
+    const absl::Status status = problems.empty() || RankTopology::Create(TopologyOf(spec)).ok()
+                                    ? TryAll(spec)
+                                    : absl::InvalidArgumentError("topology");
+    if (problems.empty()) {
+      ASSERT_TRUE(status.ok()) << "seed " << seed << ": " << status << "\n" << JobSpecToJson(spec);
+      ++num_good;
+      if (LayerSplitOf(spec)->virtual_pp > 1) ++num_interleaved;
+    }
+    if (!status.ok()) {
+      ++num_refused_later;
+      ASSERT_FALSE(problems.empty()) << "seed " << seed << ": " << status;
+    }
+    for (const SpecProblem& problem : problems) {
+      EXPECT_FALSE(problem.field.empty()) << "seed " << seed;
+      EXPECT_FALSE(problem.message.empty()) << "seed " << seed;
+    }
+  }
+  // The draw is no use if it hits only one side.
+  EXPECT_GT(num_good, 600);
+  EXPECT_GT(num_interleaved, 60);
+  EXPECT_GT(num_refused_later, 600);
+}
+
+}  // namespace
+}  // namespace muster
