@@ -1,8 +1,21 @@
 #!/usr/bin/env bash
-# golden.sh: rewrites text goldens and generated documents; the diff is for review. The numeric goldens that come from
-# PyTorch have generators of their own (tests/golden/make_*.py, with the versions inside).
+# golden.sh [numbers]: rewrites text goldens and generated documents; with "numbers" also the reference numbers that
+# PyTorch and Megatron-core compute (tests/golden/make_*.py). The diff is for review.
 set -euo pipefail
 . .ci/common.sh
+. .ci/peers.sh
+case "${1:-}" in
+  "") ;;
+  numbers)
+    megatron_venv || fail "could not install Megatron-core: check the network"
+    say "computing reference numbers with $PEER_TORCH and $PEER_MEGATRON (some minutes)"
+    "$BENCH_VENV/bin/python" tests/golden/make_gpt_goldens.py tests/golden/gpt
+    "$BENCH_VENV/bin/python" tests/golden/make_optimizer_goldens.py tests/golden/optimizer/optimizer.json
+    "$MEGATRON_VENV/bin/python" -W ignore tests/golden/make_megatron_goldens.py tests/golden/megatron 2>"$LOGS/megatron-goldens.log" ||
+      fail "Megatron-core failed; its output is in $LOGS/megatron-goldens.log"
+    ;;
+  *) fail "golden takes nothing or 'numbers', not '$1'" ;;
+esac
 MUSTER_UPDATE_GOLDENS=1 ctest --test-dir build -j "$JOBS" -R 'Golden|SpecReference|Reference' --output-on-failure || true
 git --no-pager diff --stat -- docs tests/golden
 say "golden: review the diff above, then commit it"

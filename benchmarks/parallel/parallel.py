@@ -1,0 +1,157 @@
+"""Every parallel layout on CPU workers of one thread each, in four parts: tokens/s beside one worker and beside the peer that does
+the same work (one program after the other, several rounds, the first two steps of each run left out); the pipeline's bubble; bytes
+moved; peak memory. See README.md for how each is measured."""
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from layouts import GLOBAL_BATCH, LAYOUTS, MODEL, ONE, formula_bytes, layout, shape, spec
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ENV = os.environ.get
+WORLDS = [int(w) for w in ENV("MUSTER_BENCH_WORLDS", "2 4").split()]
+ROUNDS, STEPS = int(ENV("MUSTER_BENCH_ROUNDS", "2")), int(ENV("MUSTER_BENCH_STEPS", "8"))
+PARTS = ENV("MUSTER_BENCH_PARTS", "speed bubble bytes memory").split()
+ONLY = ENV("MUSTER_BENCH_LAYOUTS", "")  # part of a layout's name
+LEFT_OUT = 2
+TOKENS = GLOBAL_BATCH * MODEL["seq"]
+BENCH_PYTHON = os.path.join(".deps", "bench-venv", "bin", "python")
+MEGATRON_PYTHON = os.path.join(".deps", "megatron-venv", "bin", "python")
+
+
+def run(command, **options):
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    if done.returncode != 0:
+        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}:\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
+    return done.stdout
+
+
+def write_spec(folder, document):
+    path = os.path.join(folder, "spec.json")
+    with open(path, "w") as f:
+        json.dump(document, f)
+    return path
+
+
+def muster_steps(entry, folder, **training):
+    """The metrics records of the steps that count."""
+    metrics = os.path.join(folder, "metrics.jsonl")
+    if os.path.exists(metrics):
+        os.unlink(metrics)
+    run([os.path.join("build", "bin", "muster"), "local", write_spec(folder, spec(entry, STEPS, **training)), "--metrics", metrics])
+    return [json.loads(line) for line in open(metrics)][LEFT_OUT:]
+
+
+def muster_seconds(entry, folder):
+    return statistics.median(step["elapsed_ms"] / 1000 for step in muster_steps(entry, folder))
+
+
+def peer_seconds(entry):
+    kind, *arguments = entry["peer"].split()
+    if kind == "ddp":
+        python, script, arguments = BENCH_PYTHON, "peer_ddp.py", [str(GLOBAL_BATCH // entry["world"])]
+    else:
+        python, script, arguments = MEGATRON_PYTHON, "peer_megatron.py", [*arguments, str(entry["micro_batch"]), str(GLOBAL_BATCH)]
+    if not os.path.exists(python):
+        return None
+    out = run([python, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(entry["world"]),
+               os.path.join(HERE, script), *arguments, str(STEPS)], env={**os.environ, "OMP_NUM_THREADS": "1"})
+    return statistics.median(json.loads(out.strip().splitlines()[-1])["seconds"][LEFT_OUT:])
+
+
+def plan(entry, folder):
+    return json.loads(run([os.path.join("build", "bin", "muster"), "plan", write_spec(folder, spec(entry, STEPS)), "--json"]))
+
+
+def traffic(entry, folder, steps=6):
+    return json.loads(run([os.path.join("build", "bin", "bench-parallel-traffic"), write_spec(folder, spec(entry, steps))]))["ranks"]
+
+
+def speed(folder, entries):
+    print(f"\ntokens/s, {MODEL['layers']} layers of {MODEL['hidden']}, {GLOBAL_BATCH} x {MODEL['seq']} tokens a step, fp32, one thread a "
+          f"worker, {os.cpu_count()} cores\n{'layout':<28} {'muster':>8} {'/ one worker':>13} {'peer':>8} {'muster / peer':>14}", flush=True)
+    ours = {e["name"]: [] for e in [ONE] + entries}
+    peers = {e["name"]: [] for e in entries}
+    for _ in range(ROUNDS):
+        ours[ONE["name"]].append(muster_seconds(ONE, folder))
+        for entry in entries:
+            ours[entry["name"]].append(muster_seconds(entry, folder))
+            if entry["peer"]:
+                peers[entry["name"]].append(peer_seconds(entry))
+    one = ours[ONE["name"]]
+    print(f"{ONE['name']:<28} {TOKENS / statistics.median(one):8.0f}", flush=True)
+    for entry in entries:
+        mine, theirs = ours[entry["name"]], peers[entry["name"]]
+        line = (f"{entry['name']:<28} {TOKENS / statistics.median(mine):8.0f} "
+                f"{statistics.median(a / b for a, b in zip(one, mine)):13.2f}")
+        if theirs and theirs[0]:
+            line += (f" {TOKENS / statistics.median(theirs):8.0f} {statistics.median(b / a for a, b in zip(mine, theirs)):14.2f}"
+                     f"  {entry['peer']}")
+        print(line, flush=True)
+
+
+def bubble(folder, _):
+    """Waiting and work of each rank, ranks as threads. Only where every rank has a core: else a waiting rank's core is lent on."""
+    print(f"\npipeline bubble: idle time / work, ranks as threads\n{'layout':<28} {'m':>3} {'measured':>9} {'(p-1)/(v m)':>12}", flush=True)
+    for pp in (p for p in (2, 4) if p <= (os.cpu_count() or 1) and p in WORLDS):
+        for per_stage, micro_batch in ((None, 2), (None, 1), (MODEL["layers"] // pp // 2, 1), (MODEL["layers"] // pp // 4, 1)):
+            if per_stage == 0:
+                continue
+            extra = dict(num_layers_per_virtual_pipeline_stage=per_stage) if per_stage else {}
+            entry = layout("", pp, micro_batch, pipeline_model_parallel_size=pp, **extra)
+            _, _, v, _, m = shape(entry)
+            name = f"pp{pp}" + (f", {v} virtual stages" if v > 1 else "")
+            ranks = traffic(entry, folder)
+            # The optimizer's work is no part of the pipeline.
+            optimizer = sum(r.get("timers_s", {}).get("optimizer", 0) for r in ranks) * len(ranks)
+            idle = sum(r["wait_s"] for r in ranks)
+            work = sum(r["step_s"] - r["wait_s"] for r in ranks) - optimizer
+            print(f"{name:<28} {m:3} {idle / work:9.3f} {(pp - 1) / (v * m):12.3f}", flush=True)
+
+
+GROUP_OF = {"dp": "dp", "dp_cp": "dp", "intra_dp_cp": "dp", "tp": "tp", "pp": "pp"}
+
+
+def moved_bytes(folder, entries):
+    print(f"\nMB that a rank sends a step (the busiest rank): counted at the communicators, and by formula\n"
+          f"{'layout':<28} {'group':>5} {'counted':>9} {'formula':>9} {'ratio':>6}", flush=True)
+    for entry in entries:
+        formula = formula_bytes(entry, plan(entry, folder)["parameters"]["per_rank"])
+        ranks = traffic(entry, folder, steps=4)
+        counted = []
+        for rank in ranks:
+            sums = {}
+            for name, operations in rank["operations"].items():
+                group = GROUP_OF.get(name.split()[0], "other")
+                sums[group] = sums.get(group, 0) + operations["bytes"]
+            counted.append(sums)
+        for group in ("dp", "tp", "pp", "other"):
+            have = max(c.get(group, 0) for c in counted) / 1e6
+            want = max(f.get(group, 0) for f in formula) / 1e6
+            if have > 0.01 or want > 0:
+                print(f"{entry['name']:<28} {group:>5} {have:9.2f} {want:9.2f} {have / want if want else float('nan'):6.2f}", flush=True)
+
+
+def memory(folder, entries):
+    print(f"\npeak memory of a rank, MB: counted by the allocator, and by muster plan\n"
+          f"{'layout':<28} {'counted':>8} {'plan':>8} {'ratio':>6}", flush=True)
+    for entry in [ONE] + entries:
+        have = max(step["memory_bytes"] for step in muster_steps(entry, folder)) / 1e6
+        want = max(rank["total"] for rank in plan(entry, folder)["bytes_per_rank"]) / 1e6
+        print(f"{entry['name']:<28} {have:8.1f} {want:8.1f} {have / want:6.2f}", flush=True)
+
+
+def main():
+    entries = [e for e in LAYOUTS if e["world"] in WORLDS and ONLY in e["name"]]
+    with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
+        for part in PARTS:
+            {"speed": speed, "bubble": bubble, "bytes": moved_bytes, "memory": memory}[part](folder, entries)
+
+
+try:
+    main()
+except RuntimeError as error:
+    sys.exit(str(error))

@@ -1,0 +1,9 @@
+#!/usr/bin/env bash
+# tokens/s of 2 and 4 CPU workers in every parallel layout, beside PyTorch DDP and Megatron-core; bubble, bytes moved, memory
+# MUSTER_BENCH_WORLDS="2 4", MUSTER_BENCH_ROUNDS=2 rounds of MUSTER_BENCH_STEPS=8 steps, MUSTER_BENCH_PARTS="speed bubble bytes memory"
+set -euo pipefail
+cd "$(dirname "$(readlink -f "$0")")/../.."
+. .ci/common.sh
+. .ci/peers.sh
+megatron_venv || echo "Megatron-core could not be installed: its columns stay empty" >&2
+exec .deps/bench-venv/bin/python benchmarks/parallel/parallel.py
