@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "worker/parallel/flat_ops.h"
+#include "worker/parallel/param_buffer.h"
 
 namespace muster {
 namespace {
@@ -66,13 +67,14 @@ absl::Status BucketGroup::StartGradSync() {
     FillUntouched(*bucket);
     at::Tensor data = bucket->data;
     if (options_.check_norms) {
-      const bool is_final = group_.size() == 1 && options_.scale_before == 1.0;
+      const bool is_final =
+          group_.size() == 1 && options_.inter == nullptr && options_.scale_before == 1.0;
       norms_.push_back({bucket->index, bucket->params[0]->name,
                         ScaleAndNorm(*bucket, options_.scale_before, is_final)});
     } else if (options_.scale_before != 1.0) {
       data.mul_(options_.scale_before);
     }
-    works_.push_back(group_.AllReduce(data, ReduceOp::kSum));
+    works_.push_back(Reduce(*bucket));
   }
   return absl::OkStatus();
 }
@@ -96,14 +98,26 @@ absl::Status BucketGroup::FinishGradSync() {
   works_.clear();
   if (!first_error.ok()) return first_error;
   finished_ = true;
-  if (options_.scale_after != 1.0) {
-    at::NoGradGuard no_grad;
-    for (const GradBucket* bucket : buckets_) {
-      at::Tensor data = bucket->data;
-      data.mul_(options_.scale_after);
-    }
-  }
+  ScaleOwned(options_.scale_after);
   return absl::OkStatus();
+}
+
+void BucketGroup::ScaleOwned(double factor) {
+  if (factor == 1.0) return;
+  at::NoGradGuard no_grad;
+  for (const GradBucket* bucket : buckets_) Owned(*bucket).mul_(factor);
+}
+
+at::Tensor BucketGroup::Owned(const GradBucket& bucket) const {
+  return options_.scatter ? ShardView(bucket.data, group_.rank(), group_.size()) : bucket.data;
+}
+
+WorkPtr BucketGroup::Reduce(const GradBucket& bucket) {
+  if (!options_.scatter) return group_.AllReduce(bucket.data, ReduceOp::kSum);
+  at::Tensor shard = Owned(bucket);
+  WorkPtr scatter = group_.ReduceScatter(shard, bucket.data, ReduceOp::kSum);
+  if (options_.inter == nullptr) return scatter;
+  return options_.inter->Then(std::move(scatter), std::move(shard));
 }
 
 void BucketGroup::Reset() {

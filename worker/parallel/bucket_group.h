@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "worker/comm/communicator.h"
 #include "worker/parallel/grad_buffer.h"
+#include "worker/parallel/inter_reduce.h"
 
 namespace muster {
 
@@ -42,9 +43,13 @@ class BucketGroup {
     bool overlap_grad_reduce = false;
     bool check_norms = true;  // check_for_nan_in_grad
     double scale_before = 1;  // multiplied into the bucket just before the collective (6.3)
-    double scale_after = 1;   // 1 / group size where average_in_collective asks for a mean
+    double scale_after = 1;   // 1 / ranks where average_in_collective asks for a mean
+    // Distributed optimizer: each member of the group gets the sum of its own shard only, in place;
+    // what lies outside of it means nothing any more.
+    bool scatter = false;
+    InterReducer* inter = nullptr;  // and sums it over the instances, where there are several
   };
-  // `buckets` and `group` outlive this.
+  // `buckets`, `group` and options.inter outlive this.
   BucketGroup(std::vector<const GradBucket*> buckets, Communicator& group, const Options& options);
 
   // Counts a contribution to `parameter` and starts the reduction when it was the last one.
@@ -57,6 +62,8 @@ class BucketGroup {
   // arrived. Repeating it within a step does nothing.
   absl::Status FinishGradSync();
   void Reset();
+  // What this rank keeps of the gradients times `factor`. After FinishGradSync.
+  void ScaleOwned(double factor);
 
   void set_is_last_microbatch(bool value) { is_last_microbatch_ = value; }
   // Of this step; empty before the reduction started or with check_norms off.
@@ -67,6 +74,9 @@ class BucketGroup {
   using Counts = std::map<const Parameter*, int>;
   absl::Status MissingGradients() const;
   size_t NumParams() const;
+  // What this rank keeps of a bucket: its shard, or all of it.
+  at::Tensor Owned(const GradBucket& bucket) const;
+  WorkPtr Reduce(const GradBucket& bucket);
 
   const std::vector<const GradBucket*> buckets_;
   Communicator& group_;

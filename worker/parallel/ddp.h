@@ -23,8 +23,11 @@
 #include "worker/comm/communicator.h"
 #include "worker/parallel/bucket_group.h"
 #include "worker/parallel/grad_buffer.h"
+#include "worker/parallel/inter_reduce.h"
 #include "worker/parallel/owned_shard.h"
 #include "worker/parallel/parallel_context.h"
+#include "worker/parallel/param_buffer.h"
+#include "worker/parallel/param_gather.h"
 #include "worker/parallel/parameter.h"
 
 namespace muster {
@@ -43,6 +46,7 @@ struct DdpOptions {
   // With it: gathers run behind the forward pass, driven by Parameter::AwaitGather (forward
   // pre-hooks) and, with align_param_gather, dispatched by the schedule (StartParamSync).
   bool overlap_param_gather = false, align_param_gather = false;
+  bool pad_buckets_for_high_nccl_busbw = false;  // with it: buckets are multiples of 2^16 elements
 };
 
 // Who gradients are reduced over. Borrowed.
@@ -50,7 +54,8 @@ struct DdpGroups {
   Communicator* dp_cp = nullptr;      // dense parameters
   Communicator* expert_dp = nullptr;  // expert parameters (allreduce is false)
   // Several distributed optimizer instances: buckets are cut over the intra group, and each shard
-  // is summed over the inter group. With one instance intra is the group above, inter of size 1.
+  // is summed over the inter group. With one instance intra is the group above, inter of size 1;
+  // null stands for that.
   Communicator* intra_dp_cp = nullptr;
   Communicator* intra_expert_dp = nullptr;
   Communicator* inter = nullptr;  // topology's inter_expert_dp: dense parameters use it too
@@ -72,14 +77,18 @@ struct ChunkBucketNorm {
   BucketNorm bucket;
 };
 
-class DistributedDataParallel : public GradSink {
+class DistributedDataParallel : public GradSink, private ParamGatherer {
  public:
-  // `chunks`: the parameters of each model chunk in registration order; data must be leaves.
-  // INVALID_ARGUMENT for a parameter listed twice or options that exclude each other;
-  // FAILED_PRECONDITION for a parameter of another one that lives still.
+  // `chunks`: the parameters of each model chunk in registration order; data must be leaves. With
+  // the distributed optimizer their memory moves into flat buffers (the leaves stay, with their
+  // values and hooks): tensors detached from them before are no longer theirs.
+  // INVALID_ARGUMENT for a parameter listed twice, options that exclude each other or groups whose
+  // sizes do not fit; FAILED_PRECONDITION for a parameter of another one that lives still.
   static absl::StatusOr<std::unique_ptr<DistributedDataParallel>> Create(
       std::vector<std::vector<ParameterPtr>> chunks, const DdpGroups& groups,
       const DdpOptions& options);
+  // The parameters keep their values and memory. A gather in flight is not waited for, since its
+  // peers may be gone: DisableForwardPreHook does that.
   ~DistributedDataParallel() override;
   DistributedDataParallel(const DistributedDataParallel&) = delete;
   DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
@@ -105,7 +114,8 @@ class DistributedDataParallel : public GradSink {
   absl::Status FinishGradSync(int chunk);
   // Start of a step: no gradient has been seen. Writes no memory.
   void ZeroGradBuffer();
-  // Every gradient times `factor` (per-token mode). After FinishGradSync.
+  // Every gradient that this rank keeps (shards()) times `factor` (per-token mode). After
+  // FinishGradSync.
   void ScaleGradients(double factor);
   // Makes all ranks of each data-parallel group start from rank 0's parameters.
   absl::Status BroadcastParams();
@@ -115,14 +125,19 @@ class DistributedDataParallel : public GradSink {
   std::vector<OwnedShard> shards() const;
 
   // The parameters' all-gather (reference 6.5); all of them no-ops without the distributed
-  // optimizer.
+  // optimizer, and the hooks' without overlap_param_gather too.
   // The schedule's param_sync_func: dispatches the chunk's gathers and does not wait.
+  // FAILED_PRECONDITION while one of them is in flight. A no-op while the hooks are off, when
+  // nobody would wait.
   absl::Status StartParamSync(int chunk);
-  // Everything, now (without overlap, after evaluation, before a checkpoint).
+  // Everything, now (without overlap after each update, before evaluation and checkpoints): all
+  // buckets travel at once.
   absl::Status SyncParams();
-  // From now on AwaitGather waits (and dispatches where nothing was). Checks that it is off.
+  // From now on AwaitGather waits (and dispatches where nothing was). Checks that it is off, as it
+  // is at first: the first step reads the parameters as they are, so that a bad checkpoint is not
+  // hidden by a gather.
   void EnableForwardPreHook();
-  // With param_sync, gathers everything first.
+  // With param_sync, gathers everything; else only waits for what is in flight.
   absl::Status DisableForwardPreHook(bool param_sync = true);
   bool forward_pre_hook_enabled() const { return forward_pre_hook_enabled_; }
 
@@ -142,17 +157,35 @@ class DistributedDataParallel : public GradSink {
     std::vector<ParameterPtr> params;
     std::vector<std::unique_ptr<GradBuffer>> buffers;
     std::vector<std::unique_ptr<BucketGroup>> groups;  // in the order in which they get ready
+    // Distributed optimizer; else empty. One for each of the above.
+    std::vector<std::unique_ptr<ParamBuffer>> param_buffers;
+    std::vector<std::unique_ptr<ParamGather>> gathers;
   };
-  DistributedDataParallel(const DdpGroups& groups, const DdpOptions& options)
-      : groups_(groups), options_(options) {}
+  // A bucket of a chunk by its place.
+  struct BucketRef {
+    size_t buffer = 0;
+    int bucket = 0;
+  };
+  struct GroupsOfParam {
+    BucketGroup* grads = nullptr;
+    ParamGather* gather = nullptr;  // null without the distributed optimizer
+  };
+  DistributedDataParallel(const DdpGroups& groups, const DdpOptions& options);
+  // Who buckets are reduced over: with the distributed optimizer its instance.
+  Communicator& ReductionGroup(bool is_expert) const;
   void AddChunk(std::vector<ParameterPtr> params, int64_t num_parameters);
+  void AddBuffers(Chunk& chunk, std::optional<int64_t> bucket_size);
+  void AddGroup(Chunk& chunk, const std::vector<BucketRef>& buckets, bool is_expert);
+  void ChainGathers(Chunk& chunk);
   void SetLastMicrobatch(bool value);
+  void ParamNeeded(Parameter& parameter) override;  // throws CollectiveError
 
   bool forward_pre_hook_enabled_ = false;
   const DdpGroups groups_;
   const DdpOptions options_;
+  std::optional<InterReducer> inter_;  // several instances of the distributed optimizer
   std::vector<Chunk> chunks_;
-  std::unordered_map<const Parameter*, BucketGroup*> group_of_;
+  std::unordered_map<const Parameter*, GroupsOfParam> groups_of_;
 };
 
 }  // namespace muster

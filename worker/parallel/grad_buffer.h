@@ -40,7 +40,8 @@ class GradBuffer {
 
   const GradBufferKey& key() const { return key_; }
   const BucketLayout& layout() const { return layout_; }
-  const at::Tensor& data() const { return data_; }  // (layout.numel), grad dtype
+  const std::vector<ParameterPtr>& params() const { return params_; }  // in registration order
+  const at::Tensor& data() const { return data_; }                     // (layout.numel), grad dtype
   const std::vector<GradBucket>& buckets() const { return buckets_; }
 
   void ZeroGrads();

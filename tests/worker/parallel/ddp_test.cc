@@ -307,7 +307,6 @@ TEST_F(DdpTest, BadOptionsAreRefused) {
             absl::StatusCode::kInvalidArgument);
   const auto first = Make({});
   EXPECT_EQ(code(params_, {}), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(code(params_, {.use_distributed_optimizer = true}), absl::StatusCode::kUnimplemented);
 }
 
 TEST(GradScalingTest, GoldenG6_4) {
