@@ -3,6 +3,8 @@
 #include <cmath>
 #include <utility>
 
+#include "worker/model/recompute.h"
+
 namespace muster {
 namespace {
 
@@ -20,6 +22,8 @@ SelfAttention::SelfAttention(LayerBuild& build, const std::string& name,
              .channels = build.config.kv_channels},
       dropout_(build.config.attention_dropout),
       dropout_generator_(build.rng.ModelParallel()),
+      recompute_core_(build.config.recompute == RecomputeMode::kSelective),
+      rng_regions_(build.rng.Generators()),
       rotary_(std::move(rotary)),
       linear_proj_(build, name + ".linear_proj",
                    build.config.num_attention_heads * build.config.kv_channels,
@@ -42,6 +46,8 @@ at::Tensor SelfAttention::Forward(const at::Tensor& x, const TokenLayout& layout
   const double dropout = training ? dropout_ : 0.0;
   if (dropout == 0 && !mask.defined() && !q_layernorm_.has_value() &&
       FlashAttentionTakes(qkv, shape_)) {
+    // Selective recomputation has nothing to do here: the fused operation keeps no scores, its
+    // backward computes them again from qkv.
     return linear_proj_.ForwardNoBias(FlashCausalAttentionOp(qkv, shape_, layout, rotary_.get()));
   }
   QkvHeads heads = SplitQkv(qkv, shape_, layout);
@@ -53,8 +59,17 @@ at::Tensor SelfAttention::Forward(const at::Tensor& x, const TokenLayout& layout
     heads.q = rotary_->RotateOp(heads.q);
     heads.k = rotary_->RotateOp(heads.k);
   }
-  return linear_proj_.ForwardNoBias(ExactAttention(
-      heads, shape_, layout, {.mask = mask, .dropout = dropout, .generator = dropout_generator_}));
+  const Segment core = [shape = shape_, layout,
+                        options =
+                            ExactAttentionOptions{
+                                .mask = mask, .dropout = dropout, .generator = dropout_generator_}](
+                           const TensorList& in) {
+    return TensorList{ExactAttention({.q = in[0], .k = in[1], .v = in[2]}, shape, layout, options)};
+  };
+  const TensorList qkv_heads = {heads.q, heads.k, heads.v};
+  const bool again = recompute_core_ && training;
+  return linear_proj_.ForwardNoBias(
+      (again ? Recompute(rng_regions_, qkv_heads, core) : core(qkv_heads))[0]);
 }
 
 }  // namespace muster

@@ -5,7 +5,9 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
+#include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
 #include "worker/model/core_attention.h"
@@ -31,6 +33,8 @@ class SelfAttention {
   AttentionShape shape_;
   double dropout_;
   at::Generator dropout_generator_;
+  const bool recompute_core_;  // selective recomputation
+  const std::vector<at::Generator> rng_regions_;
   std::shared_ptr<const RotaryTable> rotary_;
   RowParallelLinear linear_proj_;  // registered before linear_qkv, as in Megatron
   ColumnParallelLinear linear_qkv_;

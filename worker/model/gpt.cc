@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/status.h"
 #include "worker/model/lm_head.h"
@@ -63,11 +62,7 @@ GptModel::GptModel(const TransformerConfig& config, const Placement& placement, 
   if (config.position_embedding == PositionEmbedding::kRope) {
     rotary = std::make_shared<RotaryTable>(config, dtype, device);
   }
-  layers_.reserve(placement.num_layers);
-  for (int64_t i = 0; i < placement.num_layers; ++i) {
-    layers_.emplace_back(build, absl::StrCat("decoder.layers.", placement.layer_offset + i),
-                         rotary);
-  }
+  layers_.emplace(build, placement.layer_offset, placement.num_layers, rotary);
   if (!placement.post_process) return;
   final_layernorm_.emplace(build, "decoder.final_layernorm", config.hidden_size);
   if (tied && !placement.separate_tied_output) {
@@ -84,24 +79,22 @@ GptModel::GptModel(const TransformerConfig& config, const Placement& placement, 
 
 at::Tensor GptModel::Forward(const Batch& batch, const at::Tensor& input) {
   TokenLayout layout{.seq_major = placement_.seq_major};
-  PendingAdd hidden;
+  at::Tensor hidden;  // (N, H)
   if (placement_.pre_process) {
     layout.batch = batch.tokens.size(0);
     layout.seq = batch.tokens.size(1);
-    hidden.residual = embedding_->Forward(batch, layout, training_);
+    hidden = embedding_->Forward(batch, layout, training_);
   } else {
     MUSTER_CHECK_MSG(input.defined(), "a later stage needs the hidden states of the one before");
     layout.seq = input.size(0);  // (S, B, H)
     layout.batch = input.size(1);
-    hidden.residual = input.reshape({layout.rows(), input.size(2)});
+    hidden = input.reshape({layout.rows(), input.size(2)});
   }
-  for (const TransformerLayer& layer : layers_) {
-    hidden = layer.Forward(hidden, layout, batch.attention_mask, training_);
-  }
+  const PendingAdd out = layers_->Forward(hidden, layout, batch.attention_mask, training_);
   if (placement_.post_process) {
-    return Output(final_layernorm_->Forward(hidden).y, batch, layout);
+    return Output(final_layernorm_->Forward(out).y, batch, layout);
   }
-  const at::Tensor rows = FinishAdd(hidden);
+  const at::Tensor rows = FinishAdd(out);
   return rows.view({layout.seq, layout.batch, rows.size(1)});
 }
 

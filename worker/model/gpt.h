@@ -10,8 +10,8 @@
 
 #include "absl/status/statusor.h"
 #include "worker/model/embedding.h"
-#include "worker/model/layer.h"
 #include "worker/model/model_chunk.h"
+#include "worker/model/transformer_block.h"
 
 namespace muster {
 
@@ -42,7 +42,7 @@ class GptModel final : public ModelChunk {
   bool training_ = true;
   std::vector<ParameterPtr> parameters_;
   std::optional<LanguageModelEmbedding> embedding_;
-  std::vector<TransformerLayer> layers_;
+  std::optional<TransformerBlock> layers_;
   std::optional<Norm> final_layernorm_;
   ParameterPtr output_weight_;  // (V, H); the word embedding itself where tied and present
 };

@@ -2,11 +2,8 @@
 
 #include <utility>
 
-#include <ATen/ops/add.h>
-#include <ATen/ops/addcmul.h>
+#include <ATen/ops/alias.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/sum.h>
 
 #include "worker/model/autograd_op.h"
 #include "worker/model/linear.h"
@@ -34,16 +31,13 @@ at::Tensor FinishAdd(const PendingAdd& pending) {
   at::Tensor x;
   {
     OpForward forward;
-    const at::Tensor branch =
-        bias == nullptr ? pending.branch : at::add(pending.branch, bias->data);
-    x = mask.defined() ? at::addcmul(pending.residual, branch, mask)
-                       : at::add(pending.residual, branch);
+    x = FinishAddForward(pending.residual, pending.branch, DataOrNone(bias), mask);
   }
   return RecordOp(x, {pending.residual, pending.branch, DataOrNone(bias)},
                   [bias, mask](const TensorList& grads, const NeedsGrad& needs) {
-                    const at::Tensor dbranch = mask.defined() ? at::mul(grads[0], mask) : grads[0];
-                    TensorList result = {grads[0], dbranch, at::Tensor()};
-                    if (needs[2]) result[2] = DeliverGrad(*bias, at::sum(dbranch, {0}));
+                    const FinishAddGrads d = FinishAddBackward(grads[0], mask, needs[2]);
+                    TensorList result = {grads[0], d.dbranch, at::Tensor()};
+                    if (needs[2]) result[2] = DeliverGrad(*bias, d.dbias);
                     return result;
                   });
 }
@@ -72,21 +66,24 @@ Norm::Result Norm::Forward(const PendingAdd& pending) const {
                               .weight = weight_->data,
                               .beta = DataOrNone(bias_),
                               .epsilon = epsilon_});
+    // Without a sum to make, x is the residual passing through: its gradient is added in this
+    // operation's backward all the same, with one rounding.
+    if (!pending.branch.defined()) out.x = at::alias(out.x);
   }
-  const bool adds = pending.branch.defined();
-  const auto backward = [kind = kind_, adds, x = Detached(out.x), mean = out.mean, rstd = out.rstd,
+  const auto backward = [kind = kind_, x = Detached(out.x), mean = out.mean, rstd = out.rstd,
                          mask = pending.drop_mask, weight = weight_, beta = bias_,
                          bias = pending.bias](const TensorList& grads, const NeedsGrad& needs) {
-    // Recorded outputs: y, and x when this op made it.
+    // Recorded outputs: y and x.
     TensorList result(5);
     if (!grads[0].defined()) {  // only the residual stream was used
+      const FinishAddGrads d = FinishAddBackward(grads[1], mask, needs[4]);
       result[0] = grads[1];
-      result[1] = mask.defined() ? at::mul(grads[1], mask) : grads[1];
-      if (needs[4]) result[4] = DeliverGrad(*bias, at::sum(result[1], {0}));
+      if (needs[1]) result[1] = d.dbranch;
+      if (needs[4]) result[4] = DeliverGrad(*bias, d.dbias);
       return result;
     }
     NormBackwardResult d = NormBackward(kind, {.dy = grads[0],
-                                               .dx_in = adds ? grads[1] : at::Tensor(),
+                                               .dx_in = grads[1],
                                                .x = x,
                                                .mean = mean,
                                                .rstd = rstd,
@@ -103,7 +100,6 @@ Norm::Result Norm::Forward(const PendingAdd& pending) const {
   };
   const TensorList inputs = {pending.residual, pending.branch, weight_->data, DataOrNone(bias_),
                              DataOrNone(pending.bias)};
-  if (!adds) return {pending.residual, RecordOp(out.y, inputs, backward)};
   TensorList outputs = RecordOp(TensorList{out.y, out.x}, inputs, backward);
   return {outputs[1], outputs[0]};
 }

@@ -40,6 +40,24 @@ NormForwardResult NormForward(Normalization kind, const NormInputs& in) {
   return out;
 }
 
+at::Tensor FinishAddForward(const at::Tensor& residual, const at::Tensor& branch,
+                            const at::Tensor& bias, const at::Tensor& drop_mask) {
+  if (residual.is_cpu()) return row_ops::FinishAdd(residual, branch, bias, drop_mask);
+  const at::Tensor biased = bias.defined() ? branch + bias : branch;
+  return drop_mask.defined() ? at::addcmul(residual, biased, drop_mask) : residual + biased;
+}
+
+FinishAddGrads FinishAddBackward(const at::Tensor& dx, const at::Tensor& drop_mask,
+                                 bool want_dbias) {
+  if (dx.is_cpu()) return row_ops::FinishAddBackward(dx, drop_mask, want_dbias);
+  FinishAddGrads out;
+  out.dbranch = drop_mask.defined() ? dx * drop_mask : dx;
+  if (want_dbias) {
+    out.dbias = at::sum(out.dbranch, {0}, false, AccumulateType(dx.scalar_type()));
+  }
+  return out;
+}
+
 NormBackwardResult NormBackward(Normalization kind, const NormBackwardInputs& in) {
   if (in.x.is_cpu()) return row_ops::NormBackward(kind, in);
   if (const auto* ops = DeviceRowOpsFor(in.x, &DeviceRowOps::TakesNorm))

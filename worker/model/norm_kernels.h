@@ -21,6 +21,16 @@ struct NormInputs {
 };
 NormForwardResult NormForward(Normalization kind, const NormInputs& inputs);
 
+// NormForward's x alone. On the CPU to the bit; on a GPU up to the rounding of bf16 and fp16.
+at::Tensor FinishAddForward(const at::Tensor& residual, const at::Tensor& branch,
+                            const at::Tensor& bias, const at::Tensor& drop_mask);
+struct FinishAddGrads {
+  at::Tensor dbranch;  // dx, times the drop mask where there is one
+  at::Tensor dbias;    // sum over rows of dbranch; undefined when not wanted
+};
+FinishAddGrads FinishAddBackward(const at::Tensor& dx, const at::Tensor& drop_mask,
+                                 bool want_dbias);
+
 struct NormBackwardResult {
   at::Tensor dx;                     // d_norm + dx_in: the gradient of the residual stream
   at::Tensor dbranch;                // dx, times the drop mask where there is one

@@ -101,6 +101,31 @@ MUSTER_INLINE void AddNormLoop(const AddNormRows<T>& a, int64_t rows, int64_t co
   }
 }
 
+template <class T>
+MUSTER_INLINE void FinishAddLoop(const AddNormRows<T>& a, int64_t rows, int64_t cols) {
+  for (int64_t i = 0; i < rows; ++i) FinishSumRow(a, i * cols, cols);
+}
+
+// What NormBackwardLoop does after dx: the same roundings and the same order of sums.
+template <class T>
+MUSTER_INLINE void FinishAddBackwardLoop(const T* dx, const T* mask, T* dbranch, Acc<T>* dbias,
+                                         int64_t rows, int64_t cols) {
+  using A = Acc<T>;
+  for (int64_t i = 0; i < rows; ++i) {
+    const T* to_sum = dx + i * cols;
+    if (mask != nullptr) {
+      const T* keep = mask + i * cols;
+      T* out = dbranch + i * cols;
+      for (int64_t j = 0; j < cols; ++j) {
+        out[j] = static_cast<T>(static_cast<A>(to_sum[j]) * static_cast<A>(keep[j]));
+      }
+      to_sum = out;
+    }
+    if (dbias == nullptr) continue;
+    for (int64_t j = 0; j < cols; ++j) dbias[j] += static_cast<A>(to_sum[j]);
+  }
+}
+
 // With h = (x - mean) rstd and g = w dy: dx = rstd (g - mean(g) - h mean(g h)); RMSNorm has no
 // mean(g).
 template <class T>
@@ -262,6 +287,13 @@ MUSTER_INLINE void CrossEntropyBackwardLoop(T* z, const int64_t* labels, const A
 #define MUSTER_DEFINE_ROW_KERNELS(T)                                                             \
   MUSTER_VECTOR_CLONES void AddNorm(const AddNormRows<T>& a, int64_t rows, int64_t cols) {       \
     AddNormLoop<T>(a, rows, cols);                                                               \
+  }                                                                                              \
+  MUSTER_VECTOR_CLONES void FinishAdd(const AddNormRows<T>& a, int64_t rows, int64_t cols) {     \
+    FinishAddLoop<T>(a, rows, cols);                                                             \
+  }                                                                                              \
+  MUSTER_VECTOR_CLONES void FinishAddBackward(const T* dx, const T* mask, T* dbranch,            \
+                                              Acc<T>* dbias, int64_t rows, int64_t cols) {       \
+    FinishAddBackwardLoop<T>(dx, mask, dbranch, dbias, rows, cols);                              \
   }                                                                                              \
   MUSTER_VECTOR_CLONES void NormBackward(const NormBackwardRows<T>& a, int64_t rows,             \
                                          int64_t cols) {                                         \

@@ -49,6 +49,11 @@ struct NormBackwardRows {
 #define MUSTER_DECLARE_ROW_KERNELS(T)                                                              \
   /* x = residual + mask * (branch + bias); y = norm(x) */                                         \
   void AddNorm(const AddNormRows<T>& a, int64_t rows, int64_t cols);                               \
+  /* AddNorm's sum alone: reads residual, branch, bias and mask, writes x */                       \
+  void FinishAdd(const AddNormRows<T>& a, int64_t rows, int64_t cols);                             \
+  /* dbranch = mask * dx (null: no mask, dbranch is dx); dbias (or null) += dbranch over rows */   \
+  void FinishAddBackward(const T* dx, const T* mask, T* dbranch, Acc<T>* dbias, int64_t rows,      \
+                         int64_t cols);                                                            \
   void NormBackward(const NormBackwardRows<T>& a, int64_t rows, int64_t cols);                     \
   /* y = gelu(x + bias) */                                                                         \
   void BiasGelu(const T* x, const T* bias, T* y, int64_t rows, int64_t cols);                      \

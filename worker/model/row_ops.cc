@@ -143,6 +143,47 @@ NormBackwardResult NormBackward(Normalization kind, const NormBackwardInputs& in
   return out;
 }
 
+at::Tensor FinishAdd(const at::Tensor& residual_in, const at::Tensor& branch_in,
+                     const at::Tensor& bias, const at::Tensor& drop_mask) {
+  const at::Tensor residual = Dense(residual_in), branch = Dense(branch_in);
+  const int64_t cols = residual.size(-1), rows = residual.numel() / cols;
+  at::Tensor x = at::empty_like(residual);
+  MUSTER_DISPATCH(residual.scalar_type(), [&] {
+    ForBlocks(rows, [&](int64_t, int64_t first, int64_t count) {
+      const int64_t at = first * cols;
+      kernels::AddNormRows<scalar_t> a = {};
+      a.residual = Data<scalar_t>(residual) + at;
+      a.branch = Data<scalar_t>(branch) + at;
+      a.bias = Data<scalar_t>(bias);
+      a.mask = Shift(Data<scalar_t>(drop_mask), at);
+      a.x = Data<scalar_t>(x) + at;
+      kernels::FinishAdd(a, count, cols);
+    });
+  });
+  return x;
+}
+
+FinishAddGrads FinishAddBackward(const at::Tensor& grad, const at::Tensor& drop_mask,
+                                 bool want_dbias) {
+  const at::Tensor dx = Dense(grad);
+  const int64_t cols = dx.size(-1), rows = dx.numel() / cols;
+  FinishAddGrads out;
+  out.dbranch = drop_mask.defined() ? at::empty_like(dx) : dx;
+  if (!drop_mask.defined() && !want_dbias) return out;
+  const at::Tensor sums = BlockSums(want_dbias, rows, cols, dx);
+  MUSTER_DISPATCH(dx.scalar_type(), [&] {
+    using A = kernels::Acc<scalar_t>;
+    ForBlocks(rows, [&](int64_t block, int64_t first, int64_t count) {
+      const int64_t at = first * cols;
+      kernels::FinishAddBackward(Data<scalar_t>(dx) + at, Shift(Data<scalar_t>(drop_mask), at),
+                                 Data<scalar_t>(out.dbranch) + at,
+                                 Shift(Data<A>(sums), block * cols), count, cols);
+    });
+  });
+  out.dbias = Total(sums);
+  return out;
+}
+
 at::Tensor BiasGelu(const at::Tensor& x, const at::Tensor& bias) {
   at::Tensor y = at::empty_like(x);
   const int64_t cols = x.size(1);

@@ -11,6 +11,12 @@ namespace muster::row_ops {
 NormForwardResult NormForward(const NormInputs& inputs);
 NormBackwardResult NormBackward(Normalization kind, const NormBackwardInputs& inputs);
 
+// NormForward's x alone, to the bit: residual + mask * (branch + bias).
+at::Tensor FinishAdd(const at::Tensor& residual, const at::Tensor& branch, const at::Tensor& bias,
+                     const at::Tensor& drop_mask);
+FinishAddGrads FinishAddBackward(const at::Tensor& dx, const at::Tensor& drop_mask,
+                                 bool want_dbias);
+
 // x (N, F) or (N, 2F), bias as wide as x or undefined.
 at::Tensor BiasGelu(const at::Tensor& x, const at::Tensor& bias);
 at::Tensor BiasSwiglu(const at::Tensor& x, const at::Tensor& bias);

@@ -60,6 +60,13 @@ absl::StatusOr<TransformerConfig> TransformerConfig::FromSpec(const JobSpec& spe
   config.attention_dropout = model.attention_dropout;
   config.hidden_dropout = model.hidden_dropout;
   config.init_method_std = model.init_method_std;
+  if (spec.training.recompute_granularity == "selective") {
+    config.recompute = RecomputeMode::kSelective;
+  } else if (spec.training.recompute_granularity == "full") {
+    config.recompute =
+        spec.training.recompute_method == "block" ? RecomputeMode::kBlock : RecomputeMode::kUniform;
+    config.recompute_num_layers = spec.training.recompute_num_layers.value_or(1);
+  }
   return config;
 }
 

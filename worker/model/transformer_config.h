@@ -14,6 +14,9 @@ namespace muster {
 enum class PositionEmbedding { kLearnedAbsolute, kRope, kNone };
 enum class Normalization { kLayerNorm, kRmsNorm };
 
+// What is run again in the backward pass instead of being kept (transformer_block.h, attention.cc).
+enum class RecomputeMode { kNone, kSelective, kUniform, kBlock };
+
 struct TransformerConfig {
   int64_t num_layers = 0;  // of the whole model
   int64_t hidden_size = 0, ffn_hidden_size = 0;
@@ -28,6 +31,8 @@ struct TransformerConfig {
   bool untie_embeddings_and_output_weights = false;
   double attention_dropout = 0.1, hidden_dropout = 0.1;
   double init_method_std = 0.02;
+  RecomputeMode recompute = RecomputeMode::kNone;
+  int64_t recompute_num_layers = 1;  // uniform: of a group; block: of a chunk
 
   // UNIMPLEMENTED for what the engine has not yet, INVALID_ARGUMENT for unknown names.
   static absl::StatusOr<TransformerConfig> FromSpec(const JobSpec& spec, const ResolvedSpec& sizes);

@@ -91,6 +91,12 @@ at::Generator RngTracker::Default() const { return generators_.at(kDefaultRng); 
 
 at::Generator RngTracker::ModelParallel() const { return generators_.at(kModelParallelRng); }
 
+std::vector<at::Generator> RngTracker::Generators() const {
+  std::vector<at::Generator> regions;
+  for (const auto& [name, generator] : generators_) regions.push_back(generator);
+  return regions;
+}
+
 std::map<std::string, std::string> RngTracker::SaveState() const {
   std::map<std::string, std::string> states;
   for (const auto& [name, generator] : generators_) {
@@ -129,6 +135,18 @@ absl::Status RngTracker::LoadState(const std::map<std::string, std::string>& sta
     }
   }
   return absl::OkStatus();
+}
+
+RngSnapshot::RngSnapshot(const std::vector<at::Generator>& regions) : regions_(regions) {
+  states_.reserve(regions.size());
+  for (const at::Generator& region : regions_) states_.push_back(region.get_state());
+}
+
+void RngSnapshot::Restore() const {
+  for (size_t i = 0; i < regions_.size(); ++i) {
+    at::Generator region = regions_[i];  // a handle
+    region.set_state(states_[i]);
+  }
 }
 
 }  // namespace muster

@@ -38,6 +38,8 @@ class RngTracker {
   absl::StatusOr<at::Generator> Get(const std::string& name) const;
   at::Generator Default() const;
   at::Generator ModelParallel() const;
+  // Of all regions there are by now, in the order of their names.
+  std::vector<at::Generator> Generators() const;
 
   // All regions' states, for checkpoints and reruns: name -> opaque bytes.
   std::map<std::string, std::string> SaveState() const;
@@ -47,6 +49,30 @@ class RngTracker {
   std::map<std::string, at::Generator> generators_;
   std::map<std::string, uint64_t> seeds_;
   bool cuda_ = false;
+};
+
+// The states of some regions at one moment, to draw the same numbers again. A few kilobytes a
+// region, on the host; no synchronisation with a GPU.
+class RngSnapshot {
+ public:
+  explicit RngSnapshot(const std::vector<at::Generator>& regions);
+  void Restore() const;
+
+ private:
+  std::vector<at::Generator> regions_;
+  std::vector<at::Tensor> states_;
+};
+
+// Scope at whose end the regions are in the state that they had at its start.
+class RngRestore {
+ public:
+  explicit RngRestore(const std::vector<at::Generator>& regions) : at_start_(regions) {}
+  ~RngRestore() { at_start_.Restore(); }
+  RngRestore(const RngRestore&) = delete;
+  RngRestore& operator=(const RngRestore&) = delete;
+
+ private:
+  const RngSnapshot at_start_;
 };
 
 }  // namespace muster

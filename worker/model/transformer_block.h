@@ -1,0 +1,43 @@
+// The layers of one chunk in a row, with full activation recomputation where it is asked for
+// (Megatron's TransformerBlock, _checkpointed_forward):
+//   uniform  groups of recompute_num_layers consecutive layers are a checkpoint each
+//   block    the first recompute_num_layers layers of the chunk are a checkpoint each, the others
+//            keep their activations
+// A checkpoint keeps its input alone, (N, H). For that its last layer's open sum is finished at the
+// edge, with the arithmetic of the norm that would have finished it: the numbers are those of a run
+// without recomputation, to the bit on a CPU.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include "worker/model/layer.h"
+#include "worker/model/transformer_config.h"
+
+namespace muster {
+
+class TransformerBlock {
+ public:
+  // Layers [layer_offset, layer_offset + num_layers) of the model. `rotary` may be null.
+  TransformerBlock(LayerBuild& build, int64_t layer_offset, int64_t num_layers,
+                   std::shared_ptr<const RotaryTable> rotary);
+
+  // hidden (N, H), finished -> the last layer's result. Graphs made here outlive the block.
+  PendingAdd Forward(const at::Tensor& hidden, const TokenLayout& layout, const at::Tensor& mask,
+                     bool training) const;
+
+ private:
+  using Layers = std::vector<TransformerLayer>;
+  // How many layers from `first` on are one checkpoint; 0: the layer keeps its activations.
+  int64_t CheckpointAt(int64_t first) const;
+
+  const RecomputeMode recompute_;
+  const int64_t recompute_num_layers_;
+  const std::vector<at::Generator> rng_regions_;
+  std::shared_ptr<const Layers> layers_;  // shared with the graphs, which run them again
+};
+
+}  // namespace muster
