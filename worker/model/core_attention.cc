@@ -70,21 +70,29 @@ HeadTensors ByHead(const AttentionTensors& heads, int64_t r) {
   return {heads.q.transpose(1, 2), SpreadOverHeads(heads.k, r), SpreadOverHeads(heads.v, r)};
 }
 
+// CPUs multiply fp16 element by element: attention on them is computed in fp32 and rounded once.
+at::Tensor Widened(const at::Tensor& x) {
+  return x.is_cpu() && x.scalar_type() == at::kHalf ? x.to(at::kFloat) : x;
+}
+HeadTensors Widened(const HeadTensors& x) { return {Widened(x.q), Widened(x.k), Widened(x.v)}; }
+
 // LibTorch's flash kernel, for what BlockedAttention does not take.
 void LibTorchAttention(Attended& a, int64_t r) {
   at::Tensor out;
-  const HeadTensors in = ByHead(a.heads, r);
+  const HeadTensors in = Widened(ByHead(a.heads, r));
   std::tie(out, a.lse) = at::_scaled_dot_product_flash_attention_for_cpu(
       in.q, in.k, in.v, /*dropout_p=*/0.0, /*is_causal=*/true);
-  a.out = out.transpose(1, 2);
+  a.out = out.transpose(1, 2).to(a.heads.q.scalar_type());
 }
 
 AttentionTensors LibTorchAttentionBackward(const Attended& a, const at::Tensor& dout, int64_t r) {
-  const HeadTensors in = ByHead(a.heads, r);
+  const HeadTensors in = Widened(ByHead(a.heads, r));
   auto [dq, dk, dv] = at::_scaled_dot_product_flash_attention_for_cpu_backward(
-      dout.transpose(1, 2), in.q, in.k, in.v, a.out.transpose(1, 2), a.lse, /*dropout_p=*/0.0,
-      /*is_causal=*/true);
-  return {dq.transpose(1, 2), SumOverHeads(dk, r), SumOverHeads(dv, r)};
+      Widened(dout.transpose(1, 2)), in.q, in.k, in.v, Widened(a.out.transpose(1, 2)), a.lse,
+      /*dropout_p=*/0.0, /*is_causal=*/true);
+  const at::ScalarType dtype = dout.scalar_type();
+  return {dq.transpose(1, 2).to(dtype), SumOverHeads(dk, r).to(dtype),
+          SumOverHeads(dv, r).to(dtype)};
 }
 
 void OnDevice(Attended& a, int64_t r) {
@@ -182,8 +190,9 @@ at::Tensor FlashCausalAttentionOp(const at::Tensor& qkv, const AttentionShape& s
 at::Tensor ExactAttention(const QkvHeads& heads, const AttentionShape& shape,
                           const TokenLayout& layout, const ExactAttentionOptions& options) {
   const int64_t r = shape.heads_a_group();
-  const at::Tensor q = heads.q.transpose(1, 2);
-  const at::Tensor k = SpreadOverHeads(heads.k, r), v = SpreadOverHeads(heads.v, r);
+  const at::Tensor q = Widened(heads.q.transpose(1, 2));
+  const at::Tensor k = Widened(SpreadOverHeads(heads.k, r));
+  const at::Tensor v = Widened(SpreadOverHeads(heads.v, r));
   const double scale = 1.0 / std::sqrt(static_cast<double>(shape.channels));
   const at::ScalarType dtype = q.scalar_type();
   at::Tensor mask = options.mask;
@@ -200,7 +209,7 @@ at::Tensor ExactAttention(const QkvHeads& heads, const AttentionShape& shape,
     const double keep = 1 - options.dropout;
     probs = probs * at::empty_like(probs.detach()).bernoulli_(keep, options.generator).div_(keep);
   }
-  return ToRows(at::matmul(probs, v).transpose(1, 2), layout);
+  return ToRows(at::matmul(probs, v).transpose(1, 2), layout).to(heads.q.scalar_type());
 }
 
 }  // namespace muster

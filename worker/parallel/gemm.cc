@@ -31,6 +31,10 @@ const std::optional<c10::TypedOperatorHandle<LinearPointwise>>& OneDnnLinear() {
 
 at::Tensor GemmNT(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias) {
   at::AutoDispatchBelowADInplaceOrView no_autograd;
+  if (x.is_cpu() && x.scalar_type() == at::kHalf) {
+    return GemmNT(x.to(at::kFloat), w.to(at::kFloat), bias.defined() ? bias.to(at::kFloat) : bias)
+        .to(at::kHalf);
+  }
   const bool one_dnn = x.is_cpu() && x.scalar_type() == at::kFloat && x.numel() > 0;
   if (one_dnn && OneDnnLinear().has_value()) {
     const std::optional<at::Tensor> b = bias.defined() ? std::optional(bias) : std::nullopt;
@@ -42,5 +46,11 @@ at::Tensor GemmNT(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bi
 at::Tensor GemmNN(const at::Tensor& x, const at::Tensor& w) { return GemmNT(x, w.t()); }
 
 at::Tensor GemmTN(const at::Tensor& a, const at::Tensor& b) { return GemmNT(a.t(), b.t()); }
+
+at::Tensor GemmTNToFloat(const at::Tensor& a, const at::Tensor& b) {
+  at::AutoDispatchBelowADInplaceOrView no_autograd;
+  if (a.is_cpu()) return GemmTN(a.to(at::kFloat), b.to(at::kFloat));
+  return at::mm(a.t(), b, at::kFloat);
+}
 
 }  // namespace muster

@@ -36,6 +36,9 @@ void Parameter::AccumulateGradGemm(const at::Tensor& a, const at::Tensor& b) {
     if (sink != nullptr) sink->GradReady(*this);
     return;
   }
+  if (a.scalar_type() == at::kHalf && main_grad.scalar_type() == at::kFloat) {
+    return AccumulateGrad(GemmTNToFloat(a, b));
+  }
   // A product of its own and one pass over the weight: the faster library gives no sum in place.
   // bf16 operands are accumulated in fp32 and rounded once.
   AccumulateGrad(GemmTN(a, b));
