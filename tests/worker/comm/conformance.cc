@@ -87,6 +87,13 @@ void ReduceScatter(const Scope& s, int64_t size) {
                                  .narrow(0, s.world.rank() * size, size),
                              what);
     s.complaints.ExpectEqual(input, s.Mine(all), what + ": its input");
+    // In place: the output is the own slice of the input, whose other slices stay as they are.
+    const at::Tensor in_place = s.Mine(all),
+                     slice = in_place.narrow(0, s.world.rank() * size, size);
+    s.Done(s.world.ReduceScatter(slice, in_place, op), what + " in place");
+    s.complaints.ExpectEqual(slice, output, what + " in place");
+    slice.copy_(input.narrow(0, s.world.rank() * size, size));
+    s.complaints.ExpectEqual(in_place, input, what + " in place: its other slices");
   }
 }
 
