@@ -3,6 +3,7 @@
 #include <limits>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <ATen/ATen.h>
@@ -389,6 +390,40 @@ TEST_F(ShardedDdpTest, LaterChunksAndExpertsHaveChainsOfTheirOwn) {
   EXPECT_THAT(expert_.TakeEvents(), ElementsAre("gather 0", "wait gather 0"));
   // Dense: head [0,1024), b1 w1 emb... from 1024 on.
   EXPECT_THAT(Await(0), ElementsAre("gather 1024", "wait gather 1024", "gather 0"));
+}
+
+// Interleaved schedule without grad_sync_func: no_sync is left for the backward pass of each
+// chunk's last microbatch, for all chunks together.
+TEST_F(ShardedDdpTest, ChunksAreReducedByTheirLastMicrobatch) {
+  auto a = MakeParameter("a", {128});
+  auto ddp = Make({params_, {a}}, kOverlap);
+  auto backward = [&](int chunk) {
+    if (chunk == 0) return Backward();
+    a->AccumulateGrad(at::ones({128}));
+  };
+  for (int step = 0; step < 3; ++step) {
+    SCOPED_TRACE(step);
+    ddp->ZeroGradBuffer();
+    auto no_sync = std::make_unique<DistributedDataParallel::NoSync>(*ddp);
+    std::vector<std::string> last_of_chunk[2];
+    for (const auto& [chunk, is_last] :
+         std::vector<std::pair<int, bool>>{{1, false}, {0, false}, {1, true}, {0, true}}) {
+      if (is_last) no_sync.reset();
+      backward(chunk);
+      if (is_last) {
+        last_of_chunk[chunk] = intra_.TakeEvents();
+        no_sync = std::make_unique<DistributedDataParallel::NoSync>(*ddp);
+      }
+      EXPECT_THAT(intra_.TakeEvents(), IsEmpty());
+    }
+    no_sync.reset();
+    for (int chunk : {0, 1}) ASSERT_TRUE(ddp->FinishGradSync(chunk).ok());
+    intra_.TakeEvents();
+    EXPECT_TRUE(a->main_grad.narrow(0, 0, 32).eq(0.5).all().item<bool>());  // two, over four ranks
+    if (step == 0) continue;  // nothing is known about how often parameters fire
+    EXPECT_THAT(last_of_chunk[1], ElementsAre("start 0"));
+    EXPECT_THAT(last_of_chunk[0], ElementsAre("start 0", "start 1024", "start 1792"));
+  }
 }
 
 TEST_F(ShardedDdpTest, BucketsFollowStageChunkAndTiedEmbedding) {
