@@ -27,7 +27,7 @@ void UpdatePiece(const MainParam& param, int64_t begin, int64_t count,
 void UpdateOneOnDevice(const MainParam& param, const kernels::AdamScalars& s,
                        const kernels::GradFactors& f) {
   at::Tensor p = param.main, m = param.states[0], v = param.states[1];
-  const at::Tensor g = param.parameter->main_grad.to(p.scalar_type()).mul(f.unscale).mul_(f.clip);
+  const at::Tensor g = param.grad().to(p.scalar_type()).mul(f.unscale).mul_(f.clip);
   m.mul_(s.beta1).add_(g, 1 - s.beta1);
   v.mul_(s.beta2).addcmul_(g, g, 1 - s.beta2);
   at::Tensor update = m.mul(s.inverse_c1).div_(v.mul(s.inverse_c2).sqrt_().add_(s.eps));
@@ -44,15 +44,15 @@ void UpdateOnDevice(const std::vector<MainParam>& params, int index, const Param
   for (const MainParam& p : params) {
     if (p.group != index) continue;
     if (p.is_copy) {
-      models.push_back(p.parameter->data);
+      models.push_back(p.model());
       copied.push_back(p.main);
     }
-    if (p.parameter->main_grad.scalar_type() != p.main.scalar_type()) {
+    if (p.grad().scalar_type() != p.main.scalar_type()) {
       UpdateOneOnDevice(p, s, f);
       continue;
     }
     mains.push_back(p.main);
-    grads.push_back(p.parameter->main_grad);
+    grads.push_back(p.grad());
     m.push_back(p.states[0]);
     v.push_back(p.states[1]);
   }
@@ -72,7 +72,7 @@ void UpdateOnDevice(const std::vector<MainParam>& params, int index, const Param
 }  // namespace
 
 void Adam::Update(const std::vector<MainParam>& params, int index, const ParamGroup& group,
-                  const kernels::GradFactors& factors) const {
+                  const kernels::GradFactors& factors) {
   at::NoGradGuard no_grad;
   const double step = static_cast<double>(group.step);
   const kernels::AdamScalars scalars{

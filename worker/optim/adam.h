@@ -14,7 +14,7 @@ class Adam : public UpdateRule {
   explicit Adam(const Options& options) : options_(options) {}
   std::vector<std::string> state_names() const override { return {"exp_avg", "exp_avg_sq"}; }
   void Update(const std::vector<MainParam>& params, int index, const ParamGroup& group,
-              const kernels::GradFactors& factors) const override;
+              const kernels::GradFactors& factors) override;
 
  private:
   const Options options_;

@@ -1,60 +1,41 @@
 #include "worker/optim/optimizer.h"
 
 #include <algorithm>
+#include <unordered_map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "worker/optim/adam.h"
+#include "worker/optim/muon.h"
 #include "worker/optim/sgd.h"
 
 namespace muster {
 namespace {
 
-std::unique_ptr<const UpdateRule> MakeRule(const OptimizerOptions& options) {
-  if (options.kind == OptimizerOptions::Kind::kSgd)
-    return std::make_unique<Sgd>(Sgd::Options{.momentum = options.sgd_momentum});
+kernels::GradFactors FactorsOf(const PreparedStep& prepared) {
+  return {.unscale = prepared.unscale, .clip = prepared.clip_coefficient};
+}
+
+std::unique_ptr<UpdateRule> MakeAdam(const OptimizerOptions& options) {
   return std::make_unique<Adam>(Adam::Options{
       .beta1 = options.adam_beta1, .beta2 = options.adam_beta2, .eps = options.adam_eps});
 }
 
-std::vector<std::vector<ParameterPtr>> ParamsOf(const std::vector<ParamGroup>& groups) {
-  std::vector<std::vector<ParameterPtr>> params;
-  for (const ParamGroup& group : groups) params.push_back(group.params);
-  return params;
+std::unique_ptr<UpdateRule> MakeRule(const OptimizerOptions& options,
+                                     const OptimizerGroups& groups) {
+  switch (options.kind) {
+    case OptimizerOptions::Kind::kAdam:
+      return MakeAdam(options);
+    case OptimizerOptions::Kind::kSgd:
+      return std::make_unique<Sgd>(Sgd::Options{.momentum = options.sgd_momentum});
+    case OptimizerOptions::Kind::kMuon:
+      return std::make_unique<Muon>(options.muon, groups.tp, groups.expert_tp);
+  }
+  return nullptr;
 }
 
 }  // namespace
-
-absl::StatusOr<OptimizerOptions> OptimizerOptions::FromSpec(const JobSpec& spec) {
-  OptimizerOptions options{
-      .adam_beta1 = spec.optimizer.adam_beta1,
-      .adam_beta2 = spec.optimizer.adam_beta2,
-      .adam_eps = spec.optimizer.adam_eps,
-      .sgd_momentum = spec.optimizer.sgd_momentum,
-      .clip_grad = spec.optimizer.clip_grad,
-      .log_num_zeros_in_grad = spec.training.log_num_zeros_in_grad,
-      .skip_non_finite = spec.training.fp16,
-      .param_groups = {.apply_wd_to_qk_layernorm = spec.optimizer.apply_wd_to_qk_layernorm,
-                       .decoupled_lr = spec.optimizer.decoupled_lr,
-                       .decoupled_min_lr = spec.optimizer.decoupled_min_lr}};
-  if (spec.optimizer.optimizer == "sgd") {
-    options.kind = Kind::kSgd;
-  } else if (spec.optimizer.optimizer != "adam") {
-    return absl::UnimplementedError(
-        absl::StrCat("optimizer.optimizer=", spec.optimizer.optimizer, ": use adam or sgd"));
-  }
-  return options;
-}
-
-OptimizerGroups OptimizerGroups::Of(const ParallelContext& parallel, const JobSpec& spec) {
-  return {.stats = GradStatsGroups::Of(parallel, spec.model.num_experts.has_value()),
-          .world = &parallel.world(),
-          .tp = &parallel.Group("tp"),
-          .expert_tp = &parallel.Group("expert_tp"),
-          .dp_cp = &parallel.Group("dp_cp"),
-          .expert_dp = &parallel.Group("expert_dp")};
-}
 
 absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const std::vector<OwnedShard>& shards,
                                                              const GradStatsGroups& groups,
@@ -65,28 +46,82 @@ absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(const std::vector<O
 }
 
 absl::StatusOr<std::unique_ptr<Optimizer>> Optimizer::Create(
-    const std::vector<ParameterPtr>& params, const std::vector<OwnedShard>&,
+    const std::vector<ParameterPtr>& params, const std::vector<OwnedShard>& shards,
     const OptimizerGroups& groups, const OptimizerOptions& options) {
+  if (options.kind == OptimizerOptions::Kind::kMuon) {
+    for (const OwnedShard& shard : shards) {
+      if (shard.is_whole()) continue;
+      return absl::InvalidArgumentError(
+          absl::StrCat("Muon needs whole matrices, and this rank owns a part of ",
+                       shard.parameter->name, ": set parallel.use_distributed_optimizer=false"));
+    }
+  }
   ASSIGN_OR_RETURN(std::vector<ParamGroup> param_groups,
                    BuildParamGroups(params, StandardOverrideRules(options.param_groups)));
-  return std::unique_ptr<Optimizer>(
-      new Optimizer(params, groups.stats, options, std::move(param_groups)));
+  OptimizerGroups comms = groups;
+  if (!params.empty()) comms.stats.device = params[0]->data.device();
+  if (comms.world != nullptr)
+    RETURN_IF_ERROR(UniteGroups(*comms.world, comms.stats.device, param_groups));
+  return std::unique_ptr<Optimizer>(new Optimizer(shards, comms, options, std::move(param_groups)));
 }
 
-Optimizer::Optimizer(std::vector<ParameterPtr> params, const GradStatsGroups& stats_groups,
-                     const OptimizerOptions& options, std::vector<ParamGroup> groups)
-    : params_(std::move(params)),
-      stats_groups_(stats_groups),
+Optimizer::Optimizer(std::vector<OwnedShard> shards, const OptimizerGroups& groups,
+                     const OptimizerOptions& options, std::vector<ParamGroup> param_groups)
+    : shards_(std::move(shards)),
+      comms_(groups),
       options_(options),
-      rule_(MakeRule(options)),
-      groups_(std::move(groups)),
-      main_params_(
-          MakeMainParams(ParamsOf(groups_), static_cast<int>(rule_->state_names().size()))) {}
+      rule_(MakeRule(options, groups)),
+      scalar_rule_(options.kind == OptimizerOptions::Kind::kMuon ? MakeAdam(options) : nullptr),
+      groups_(std::move(param_groups)),
+      main_params_(MakeMains(options.layer_wise ? Keep(shards_) : shards_)) {}
+
+UpdateRule& Optimizer::RuleOf(const ParamGroup& group) const {
+  return group.identity.optimizer.empty() ? *rule_ : *scalar_rule_;
+}
+
+// Layer-wise: deals the parameters out, Muon's groups first, and returns this rank's.
+std::vector<OwnedShard> Optimizer::Keep(const std::vector<OwnedShard>& shards) {
+  std::unordered_map<const Parameter*, const OwnedShard*> shard_of;
+  for (const OwnedShard& shard : shards) shard_of[shard.parameter.get()] = &shard;
+  std::vector<OwnedShard> kept;
+  for (bool is_expert : {false, true}) {
+    Communicator* group = is_expert ? comms_.expert_dp : comms_.dp_cp;
+    std::vector<const OwnedShard*> dealt;
+    for (bool scalar : {false, true}) {
+      for (const ParamGroup& g : groups_) {
+        if (g.identity.is_expert != is_expert || g.identity.optimizer.empty() == scalar) continue;
+        for (const ParameterPtr& p : g.params) dealt.push_back(shard_of.at(p.get()));
+      }
+    }
+    std::vector<int64_t> numels;
+    for (const OwnedShard* shard : dealt) numels.push_back(shard->data.numel());
+    const std::vector<int> owners = PingPongOwners(numels, group == nullptr ? 1 : group->size());
+    for (size_t i = 0; i < dealt.size(); ++i) {
+      (is_expert ? expert_owners_ : dense_owners_)
+          .push_back({.data = dealt[i]->data, .owner = owners[i]});
+      if (group == nullptr || owners[i] == group->rank()) kept.push_back(*dealt[i]);
+    }
+  }
+  return kept;
+}
+
+std::vector<MainParam> Optimizer::MakeMains(const std::vector<OwnedShard>& owned) const {
+  std::unordered_map<const Parameter*, size_t> group_of;
+  for (size_t g = 0; g < groups_.size(); ++g)
+    for (const ParameterPtr& p : groups_[g].params) group_of[p.get()] = g;
+  std::vector<std::vector<OwnedShard>> by_group(groups_.size());
+  for (const OwnedShard& shard : owned)
+    by_group[group_of.at(shard.parameter.get())].push_back(shard);
+  std::vector<int> num_states;
+  for (const ParamGroup& group : groups_)
+    num_states.push_back(static_cast<int>(RuleOf(group).state_names().size()));
+  return MakeMainParams(by_group, num_states);
+}
 
 absl::StatusOr<PreparedStep> Optimizer::PrepareStep(double loss_scale) {
   PreparedStep prepared{.unscale = 1.0 / loss_scale};
   ASSIGN_OR_RETURN(const GradStats stats,
-                   ComputeGradStats(params_, prepared.unscale, stats_groups_));
+                   ComputeGradStats(shards_, prepared.unscale, comms_.stats));
   prepared.grad_norm = stats.norm;
   prepared.found_inf = options_.skip_non_finite && stats.found_inf;
   if (prepared.found_inf) return prepared;
@@ -94,23 +129,36 @@ absl::StatusOr<PreparedStep> Optimizer::PrepareStep(double loss_scale) {
   if (options_.log_num_zeros_in_grad) {
     ASSIGN_OR_RETURN(
         prepared.num_zeros,
-        CountGradZeros(params_, prepared.unscale * prepared.clip_coefficient, stats_groups_));
+        CountGradZeros(shards_, prepared.unscale * prepared.clip_coefficient, comms_.stats));
+  }
+  for (size_t g = 0; g < groups_.size(); ++g) {
+    RETURN_IF_ERROR(
+        Annotate(RuleOf(groups_[g])
+                     .Prepare(main_params_, static_cast<int>(g), groups_[g], FactorsOf(prepared)),
+                 "optimizer"));
   }
   return prepared;
 }
 
 StepResult Optimizer::CommitStep(const PreparedStep& prepared) {
-  if (prepared.found_inf) return {};
-  const kernels::GradFactors factors{.unscale = prepared.unscale,
-                                     .clip = prepared.clip_coefficient};
+  if (prepared.found_inf) {
+    for (const ParamGroup& group : groups_) RuleOf(group).Discard();
+    return {};
+  }
   for (size_t g = 0; g < groups_.size(); ++g) {
     ++groups_[g].step;
-    rule_->Update(main_params_, static_cast<int>(g), groups_[g], factors);
+    RuleOf(groups_[g]).Update(main_params_, static_cast<int>(g), groups_[g], FactorsOf(prepared));
   }
   return {.success = true, .grad_norm = prepared.grad_norm, .num_zeros = prepared.num_zeros};
 }
 
-absl::Status Optimizer::GatherUpdatedParams() { return absl::OkStatus(); }
+absl::Status Optimizer::GatherUpdatedParams() {
+  if (!options_.layer_wise) return absl::OkStatus();
+  if (comms_.dp_cp != nullptr) RETURN_IF_ERROR(BroadcastFromOwners(dense_owners_, *comms_.dp_cp));
+  if (comms_.expert_dp != nullptr)
+    RETURN_IF_ERROR(BroadcastFromOwners(expert_owners_, *comms_.expert_dp));
+  return absl::OkStatus();
+}
 
 void Optimizer::SetGroupLr(int group, double lr, double weight_decay) {
   groups_[group].lr = lr;
@@ -124,28 +172,40 @@ double Optimizer::logged_lr() const {
 }
 
 absl::StatusOr<double> Optimizer::ParamsNorm() const {
-  std::vector<ParameterPtr> params;
+  std::vector<OwnedShard> shards;
   std::vector<at::Tensor> values;
   for (const MainParam& p : main_params_) {
-    params.push_back(p.parameter);
+    shards.push_back(p.shard);
     values.push_back(p.main);
   }
-  return ComputeNorm(params, values, stats_groups_);
+  if (!options_.layer_wise) return ComputeNorm(shards, values, comms_.stats);
+  return ComputeNorm(shards, values, comms_.stats, comms_.dp_cp, comms_.expert_dp);
 }
 
 std::vector<OptimizerStateTensor> Optimizer::StateTensors() const {
   std::vector<OptimizerStateTensor> tensors;
-  const std::vector<std::string> names = rule_->state_names();
   for (const MainParam& p : main_params_) {
+    const Parameter& parameter = p.parameter();
+    OptimizerStateTensor state{
+        .param = parameter.name,
+        .global_shape = parameter.global_shape,
+        .global_offset = parameter.global_offset,
+        .replicated = !options_.layer_wise && !options_.use_distributed_optimizer};
+    if (state.global_shape.empty()) {  // not sharded and not said
+      state.global_shape = parameter.data.sizes().vec();
+      state.global_offset.assign(state.global_shape.size(), 0);
+    }
+    if (!p.shard.is_whole()) {
+      state.local_shape = parameter.data.sizes().vec();
+      state.flat_begin = p.shard.in_param.begin;
+    }
     auto add = [&](const std::string& kind, const at::Tensor& tensor) {
-      std::vector<int64_t> shape = p.parameter->global_shape, offset = p.parameter->global_offset;
-      if (shape.empty()) {  // not sharded and not said
-        shape = tensor.sizes().vec();
-        offset.assign(shape.size(), 0);
-      }
-      tensors.push_back({kind, p.parameter->name, tensor, std::move(shape), std::move(offset)});
+      state.kind = kind;
+      state.tensor = tensor;
+      tensors.push_back(state);
     };
     if (p.is_copy) add("main_param", p.main);
+    const std::vector<std::string> names = RuleOf(groups_[p.group]).state_names();
     for (size_t i = 0; i < names.size(); ++i) add(names[i], p.states[i]);
   }
   return tensors;

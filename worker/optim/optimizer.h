@@ -1,13 +1,16 @@
 // One optimizer step in two phases (reference 7.3), so that the trainer can put the world's
-// agreement between them (design 2.5): PrepareStep does every reduction, CommitStep changes the
-// parameters and talks to nobody.
+// agreement between them: PrepareStep does all communication, CommitStep changes the parameters
+// and talks to nobody.
 //
 //   prepared = PrepareStep(loss_scale)   after FinalizeModelGrads
 //   ... world-wide reduction of found_inf and wishes; loss scaler update ...
 //   result = CommitStep(prepared)
+//   GatherUpdatedParams()                and DistributedDataParallel::SyncParams
 //
-// Owns main parameters and state; borrows the groups. Deterministic: the bits depend on neither the
-// number of threads nor the bucket layout. Thread-safety: one thread (the rank's).
+// Owns main parameters and state, of what this rank updates only: everything; its shards with the
+// distributed optimizer; its whole parameters in the layer-wise form. Borrows the groups.
+// Deterministic: the bits depend on neither the number of threads nor the bucket layout.
+// Thread-safety: one thread (the rank's).
 #pragma once
 
 #include <memory>
@@ -17,28 +20,15 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
-#include "common/spec/job_spec.h"
 #include "worker/optim/grad_clip.h"
+#include "worker/optim/layer_wise.h"
 #include "worker/optim/main_params.h"
+#include "worker/optim/optimizer_options.h"
 #include "worker/optim/param_groups.h"
 #include "worker/optim/update_rule.h"
 #include "worker/parallel/owned_shard.h"
 
 namespace muster {
-
-struct OptimizerOptions {
-  enum class Kind { kAdam, kSgd };
-  Kind kind = Kind::kAdam;
-  double adam_beta1 = 0.9, adam_beta2 = 0.999, adam_eps = 1e-8;
-  double sgd_momentum = 0.9;
-  double clip_grad = 1.0;  // 0: no clipping; the norm is computed all the same
-  bool log_num_zeros_in_grad = false;
-  bool skip_non_finite = false;  // fp16: a step with a gradient that is not finite is skipped
-  ParamGroupOptions param_groups;
-
-  // UNIMPLEMENTED for muon.
-  static absl::StatusOr<OptimizerOptions> FromSpec(const JobSpec& spec);
-};
 
 // Everything about a step that other ranks decide with. A value: a rank that missed it can be given
 // another's.
@@ -60,7 +50,7 @@ struct StepResult {
 // a loader writes into it.
 struct OptimizerStateTensor {
   std::string kind;  // "main_param" (bf16 and fp16 parameters only), "exp_avg", "exp_avg_sq",
-                     // "momentum_buffer"
+                     // "momentum_buffer" (SGD and Muon)
   std::string param;
   at::Tensor tensor;                                 // contiguous, fp32 or fp64
   std::vector<int64_t> global_shape, global_offset;  // of the parameter
@@ -71,17 +61,6 @@ struct OptimizerStateTensor {
   // False: no other data-parallel rank of this optimizer instance holds these elements, so this
   // rank has to write them (distributed optimizer; layer-wise: the owner).
   bool replicated = true;
-};
-
-// Who an optimizer talks to. Borrowed.
-struct OptimizerGroups {
-  GradStatsGroups stats;
-  // The lists of parameter groups are united over it, so that every rank knows every group of the
-  // job (reference 6.6); null: not.
-  Communicator* world = nullptr;
-  Communicator *tp = nullptr, *expert_tp = nullptr;     // Muon's matrices are split over them
-  Communicator *dp_cp = nullptr, *expert_dp = nullptr;  // layer-wise: owners of whole parameters
-  static OptimizerGroups Of(const ParallelContext& parallel, const JobSpec& spec);
 };
 
 struct OptimizerGroupState {
@@ -103,7 +82,9 @@ class Optimizer {
                                                            const GradStatsGroups& groups,
                                                            const OptimizerOptions& options);
 
-  // Errors: those of the collectives. `loss_scale` is the factor the loss was multiplied with.
+  // All communication of the step. Writes temporaries only: a step that is dropped now changed
+  // nothing. Errors: those of the collectives. `loss_scale` is the factor the loss was multiplied
+  // with.
   absl::StatusOr<PreparedStep> PrepareStep(double loss_scale = 1.0);
   // found_inf: skips. Cannot fail.
   StepResult CommitStep(const PreparedStep& prepared);
@@ -131,14 +112,21 @@ class Optimizer {
   void ReloadMainParams();  // main <- model
 
  private:
-  Optimizer(std::vector<ParameterPtr> params, const GradStatsGroups& stats_groups,
-            const OptimizerOptions& options, std::vector<ParamGroup> groups);
+  Optimizer(std::vector<OwnedShard> shards, const OptimizerGroups& groups,
+            const OptimizerOptions& options, std::vector<ParamGroup> param_groups);
+  UpdateRule& RuleOf(const ParamGroup& group) const;
+  std::vector<OwnedShard> Keep(const std::vector<OwnedShard>& shards);
+  std::vector<MainParam> MakeMains(const std::vector<OwnedShard>& owned) const;
 
-  const std::vector<ParameterPtr> params_;
-  const GradStatsGroups stats_groups_;
+  const std::vector<OwnedShard> shards_;  // whose gradients make up the norm
+  const OptimizerGroups comms_;
   const OptimizerOptions options_;
-  const std::unique_ptr<const UpdateRule> rule_;
+  // `rule_` updates the groups that name no other optimizer, `scalar_rule_` those of Muon's jobs
+  // that do.
+  const std::unique_ptr<UpdateRule> rule_, scalar_rule_;
   std::vector<ParamGroup> groups_;
+  // Layer-wise: every parameter with its owner in dp_cp and in expert_dp.
+  std::vector<OwnedTensor> dense_owners_, expert_owners_;
   std::vector<MainParam> main_params_;
 };
 

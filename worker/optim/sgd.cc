@@ -18,16 +18,16 @@ void UpdatePiece(const MainParam& param, int64_t begin, int64_t count,
 void UpdateOnDevice(const MainParam& param, const kernels::SgdScalars& s,
                     const kernels::GradFactors& f) {
   at::Tensor p = param.main, b = param.states[0];
-  const at::Tensor g = param.parameter->main_grad.to(p.scalar_type()).mul(f.unscale).mul_(f.clip);
+  const at::Tensor g = param.grad().to(p.scalar_type()).mul(f.unscale).mul_(f.clip);
   b.mul_(s.momentum).add_(g.add(p, s.weight_decay));
   p.sub_(b, s.lr);
-  if (param.is_copy) param.parameter->data.copy_(p);
+  if (param.is_copy) param.model().copy_(p);
 }
 
 }  // namespace
 
 void Sgd::Update(const std::vector<MainParam>& params, int index, const ParamGroup& group,
-                 const kernels::GradFactors& factors) const {
+                 const kernels::GradFactors& factors) {
   at::NoGradGuard no_grad;
   const kernels::SgdScalars scalars{
       .lr = group.lr, .weight_decay = group.weight_decay, .momentum = options_.momentum};

@@ -14,7 +14,7 @@ class Sgd : public UpdateRule {
   explicit Sgd(const Options& options) : options_(options) {}
   std::vector<std::string> state_names() const override { return {"momentum_buffer"}; }
   void Update(const std::vector<MainParam>& params, int index, const ParamGroup& group,
-              const kernels::GradFactors& factors) const override;
+              const kernels::GradFactors& factors) override;
 
  private:
   const Options options_;

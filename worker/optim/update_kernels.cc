@@ -39,6 +39,33 @@ __attribute__((always_inline)) inline void SgdLoop(T* __restrict p, T* __restric
   }
 }
 
+template <class T>
+__attribute__((always_inline)) inline void MuonDirectionLoop(const T* __restrict m,
+                                                             const T* __restrict grad,
+                                                             T* __restrict d, int64_t n,
+                                                             const MuonScalars& s,
+                                                             const GradFactors& f) {
+  const T beta = s.momentum, one_minus_beta = 1 - s.momentum;
+  const T unscale = f.unscale, clip = f.clip;
+  for (int64_t i = 0; i < n; ++i) d[i] = beta * m[i] + one_minus_beta * (grad[i] * unscale * clip);
+  if (!s.nesterov) return;
+  for (int64_t i = 0; i < n; ++i) d[i] = beta * d[i] + one_minus_beta * (grad[i] * unscale * clip);
+}
+
+template <class T>
+__attribute__((always_inline)) inline void MuonLoop(T* __restrict p, T* __restrict m,
+                                                    const T* __restrict grad, const T* __restrict o,
+                                                    int64_t n, const MuonScalars& s,
+                                                    const GradFactors& f) {
+  const T lr = s.lr, decay = 1 - s.lr * s.weight_decay;
+  const T beta = s.momentum, one_minus_beta = 1 - s.momentum;
+  const T unscale = f.unscale, clip = f.clip;
+  for (int64_t i = 0; i < n; ++i) {
+    m[i] = beta * m[i] + one_minus_beta * (grad[i] * unscale * clip);
+    p[i] = p[i] * decay - lr * o[i];
+  }
+}
+
 }  // namespace
 
 MUSTER_VECTOR_CLONES void AdamUpdate(float* p, float* m, float* v, const float* grad, int64_t n,
@@ -56,6 +83,23 @@ MUSTER_VECTOR_CLONES void SgdUpdate(float* p, float* b, const float* grad, int64
 MUSTER_VECTOR_CLONES void SgdUpdate(double* p, double* b, const double* grad, int64_t n,
                                     const SgdScalars& s, const GradFactors& f) {
   SgdLoop(p, b, grad, n, s, f);
+}
+
+MUSTER_VECTOR_CLONES void MuonDirection(const float* m, const float* grad, float* d, int64_t n,
+                                        const MuonScalars& s, const GradFactors& f) {
+  MuonDirectionLoop(m, grad, d, n, s, f);
+}
+MUSTER_VECTOR_CLONES void MuonDirection(const double* m, const double* grad, double* d, int64_t n,
+                                        const MuonScalars& s, const GradFactors& f) {
+  MuonDirectionLoop(m, grad, d, n, s, f);
+}
+MUSTER_VECTOR_CLONES void MuonUpdate(float* p, float* m, const float* grad, const float* o,
+                                     int64_t n, const MuonScalars& s, const GradFactors& f) {
+  MuonLoop(p, m, grad, o, n, s, f);
+}
+MUSTER_VECTOR_CLONES void MuonUpdate(double* p, double* m, const double* grad, const double* o,
+                                     int64_t n, const MuonScalars& s, const GradFactors& f) {
+  MuonLoop(p, m, grad, o, n, s, f);
 }
 
 #define MUSTER_DEFINE_CONVERT(From, To)                                    \

@@ -9,7 +9,7 @@
 
 namespace muster::kernels {
 
-// Both updates use g = (grad * unscale) * clip, each product rounded as if it had been stored:
+// All updates use g = (grad * unscale) * clip, each product rounded as if it had been stored:
 // unscaling and clipping then cost no pass of their own over the gradients.
 struct GradFactors {
   double unscale = 1;  // 1 / loss scale
@@ -38,6 +38,22 @@ void SgdUpdate(float* p, float* b, const float* grad, int64_t n, const SgdScalar
                const GradFactors& f);
 void SgdUpdate(double* p, double* b, const double* grad, int64_t n, const SgdScalars& s,
                const GradFactors& f);
+
+// Muon (its formula: muon.h). `o` is the orthogonalised direction with its scale.
+struct MuonScalars {
+  double lr = 0, weight_decay = 0, momentum = 0;
+  bool nesterov = false;
+};
+// d <- beta m + (1 - beta) g, and with Nesterov d <- beta d + (1 - beta) g.
+void MuonDirection(const float* m, const float* grad, float* d, int64_t n, const MuonScalars& s,
+                   const GradFactors& f);
+void MuonDirection(const double* m, const double* grad, double* d, int64_t n, const MuonScalars& s,
+                   const GradFactors& f);
+// m <- beta m + (1 - beta) g;  p <- p (1 - lr wd) - lr o
+void MuonUpdate(float* p, float* m, const float* grad, const float* o, int64_t n,
+                const MuonScalars& s, const GradFactors& f);
+void MuonUpdate(double* p, double* m, const double* grad, const double* o, int64_t n,
+                const MuonScalars& s, const GradFactors& f);
 
 // to <- from, rounded to nearest even.
 void Convert(const c10::BFloat16* from, float* to, int64_t n);

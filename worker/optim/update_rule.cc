@@ -14,7 +14,7 @@ PieceView<T>::PieceView(const MainParam& param, int64_t begin, int64_t count)
       count_(count),
       main_(param.main.mutable_data_ptr<T>() + begin),
       grad_(converted_) {
-  const at::Tensor& grad = param.parameter->main_grad;
+  const at::Tensor& grad = param.grad();
   const at::ScalarType dtype = grad.scalar_type();
   if (dtype == param.main.scalar_type()) {
     grad_ = grad.const_data_ptr<T>() + begin;
@@ -40,7 +40,7 @@ template <class T>
 void PieceView<T>::StoreModel() const {
   if (!param_.is_copy) return;
   if constexpr (std::is_same_v<T, float>) {
-    const at::Tensor& model = param_.parameter->data;
+    const at::Tensor& model = param_.model();
     if (model.scalar_type() == at::kBFloat16) {
       kernels::Convert(main_, model.mutable_data_ptr<at::BFloat16>() + begin_, count_);
     } else {

@@ -38,17 +38,17 @@ TEST(GradClipTest, NormOverTensorAndPipelineRanksCountsEachParameterOnce) {
       params.back()->shared = true;
       params.back()->tensor_model_parallel = true;
     }
-    ASSIGN_OR_RETURN(const GradStats stats, ComputeGradStats(params, 1.0, groups));
+    ASSIGN_OR_RETURN(const GradStats stats, ComputeGradStats(WholeShards(params), 1.0, groups));
     EXPECT_DOUBLE_EQ(stats.norm, std::sqrt(1. + 4 + 9 + 16 + 100 + 400));
     EXPECT_FALSE(stats.found_inf);
 
     // What one rank finds, all know, even in a parameter that does not count.
     if (world->rank() == 3) replicated->main_grad.fill_(std::numeric_limits<float>::quiet_NaN());
-    ASSIGN_OR_RETURN(const GradStats bad, ComputeGradStats(params, 1.0, groups));
+    ASSIGN_OR_RETURN(const GradStats bad, ComputeGradStats(WholeShards(params), 1.0, groups));
     EXPECT_TRUE(bad.found_inf);
 
     if (world->rank() != 3) replicated->main_grad.zero_();
-    ASSIGN_OR_RETURN(const int64_t zeros, CountGradZeros(params, 1.0, groups));
+    ASSIGN_OR_RETURN(const int64_t zeros, CountGradZeros(WholeShards(params), 1.0, groups));
     EXPECT_EQ(zeros, 2);  // one a stage
     return absl::OkStatus();
   });
@@ -59,8 +59,8 @@ TEST(GradClipTest, KnownSquaresServeOnlyGradientsThatAreNotUnscaled) {
   const GradStatsGroups groups = GradStatsGroups::Of(parallel, false);
   const ParameterPtr p = Param(2);
   p->main_grad_squares = 9.0;  // not what main_grad holds, to see which one is used
-  EXPECT_EQ(ComputeGradStats({p}, 1.0, groups)->norm, 3.0);
-  EXPECT_EQ(ComputeGradStats({p}, 0.5, groups)->norm, 1.0);
+  EXPECT_EQ(ComputeGradStats(WholeShards({p}), 1.0, groups)->norm, 3.0);
+  EXPECT_EQ(ComputeGradStats(WholeShards({p}), 0.5, groups)->norm, 1.0);
 }
 
 TEST(GradClipTest, ExpertsAreReducedOverTheirOwnGroup) {
@@ -73,9 +73,38 @@ TEST(GradClipTest, ExpertsAreReducedOverTheirOwnGroup) {
     const ParameterPtr dense = Param(3);  // equal on both data-parallel ranks: counted once
     const ParameterPtr expert = Param(4 + world->rank());
     expert->allreduce = false;
-    ASSIGN_OR_RETURN(const GradStats stats,
-                     ComputeGradStats({dense, expert}, 1.0, GradStatsGroups::Of(parallel, true)));
+    ASSIGN_OR_RETURN(const GradStats stats, ComputeGradStats(WholeShards({dense, expert}), 1.0,
+                                                             GradStatsGroups::Of(parallel, true)));
     EXPECT_DOUBLE_EQ(stats.norm, std::sqrt(9. + 16 + 25));
+    return absl::OkStatus();
+  });
+}
+
+TEST(GradClipTest, DistributedOptimizersReduceOverTheirInstance) {
+  at::set_num_threads(1);
+  // Two instances of two ranks: each instance holds all shards once.
+  absl::StatusOr<RankTopology> topology =
+      RankTopology::Create({.world_size = 4, .num_distributed_optimizer_instances = 2});
+  ASSERT_TRUE(topology.ok()) << topology.status();
+  RunRanks(4, [&](CommunicatorPtr world) -> absl::Status {
+    ASSIGN_OR_RETURN(const ParallelContext parallel,
+                     ParallelContext::Create(*topology, world->rank(), world));
+    const int shard = parallel.Group("intra_dp_cp").rank();
+    const ParameterPtr dense = Param(0), expert = Param(0);
+    dense->data = dense->main_grad = at::tensor({3.0f, 4.0f});
+    expert->data = expert->main_grad = at::tensor({12.0f, 0.0f});
+    expert->allreduce = false;
+    std::vector<OwnedShard> shards;
+    for (const ParameterPtr& p : {dense, expert}) {
+      const at::Tensor part = p->main_grad.narrow(0, shard, 1);
+      shards.push_back(
+          {.parameter = p, .in_param = {shard, shard + 1}, .data = part, .grad = part});
+    }
+    const GradStatsGroups groups = GradStatsGroups::Of(parallel, true, true);
+    ASSIGN_OR_RETURN(const GradStats stats, ComputeGradStats(shards, 1.0, groups));
+    EXPECT_DOUBLE_EQ(stats.norm, 13);
+    ASSIGN_OR_RETURN(const int64_t zeros, CountGradZeros(shards, 1.0, groups));
+    EXPECT_EQ(zeros, 1);
     return absl::OkStatus();
   });
 }

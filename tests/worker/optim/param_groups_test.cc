@@ -1,10 +1,13 @@
 #include "worker/optim/param_groups.h"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
 #include "absl/strings/str_join.h"
+#include "common/base/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/worker/parallel/thread_ranks.h"
 
 namespace muster {
 namespace {
@@ -88,6 +91,53 @@ TEST(ParamGroupsTest, ContradictingRulesAreRefused) {
                                 {.name = "two", .matches = all, .values = {.wd_mult = 2.0}}});
   EXPECT_EQ(groups.status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(groups.status().message()), HasSubstr("rule two sets wd_mult=2"));
+}
+
+TEST(ParamGroupsTest, MuonLeavesVectorsAndEmbeddingsToAnotherOptimizer) {
+  const ParameterPtr emb = Param("emb.weight", 2);
+  emb->is_embedding_or_output_parameter = true;
+  const auto groups = Build({emb, Param("fc.bias", 1), Param("fc.weight", 2), Param("conv", 3)},
+                            {.scalar_optimizer = "adam"});
+  EXPECT_THAT(Text(groups),
+              ElementsAre("max_lr=default min_lr=default wd_mult=1 expert=0 decoupled_lr=0: "
+                          "fc.weight",
+                          "max_lr=default min_lr=default wd_mult=1 expert=0 decoupled_lr=0 "
+                          "optimizer=adam: emb.weight conv",
+                          "max_lr=default min_lr=default wd_mult=0 expert=0 decoupled_lr=0 "
+                          "optimizer=adam: fc.bias"));
+}
+
+TEST(ParamGroupsTest, EveryRankHoldsEveryGroupInOneOrder) {
+  at::set_num_threads(1);
+  const ParamGroupOptions options{.decoupled_lr = 0.5, .decoupled_min_lr = 0.25};
+  RunRanks(3, [&](CommunicatorPtr world) -> absl::Status {
+    // Embedding, layers with experts, output layer: stages of a pipeline; the last without a group
+    // of the schedule's own rate.
+    std::vector<ParameterPtr> params;
+    if (world->rank() == 0) params = {Param("emb.weight", 2), Param("fc.bias", 1)};
+    if (world->rank() == 1) params = {Param("experts.fc.weight", 2), Param("fc.weight", 2)};
+    if (world->rank() == 2) params = {Param("head.weight", 2)};
+    if (world->rank() == 1) params[0]->allreduce = false;
+    if (world->rank() != 1) params[0]->is_embedding_or_output_parameter = true;
+    auto groups = Build(params, options);
+    RETURN_IF_ERROR(UniteGroups(*world, at::kCPU, groups));
+    const std::string rank = std::to_string(world->rank());
+    const std::string no_lr = "max_lr=default min_lr=default ";
+    EXPECT_THAT(
+        Text(groups),
+        ElementsAre(
+            no_lr +
+                "wd_mult=1 expert=1 decoupled_lr=0: " + (rank == "1" ? "experts.fc.weight" : ""),
+            no_lr + "wd_mult=1 expert=0 decoupled_lr=0: " + (rank == "1" ? "fc.weight" : ""),
+            "max_lr=0.5 min_lr=0.25 wd_mult=1 expert=0 decoupled_lr=1: " +
+                std::string(rank == "0"   ? "emb.weight"
+                            : rank == "2" ? "head.weight"
+                                          : ""),
+            no_lr + "wd_mult=0 expert=0 decoupled_lr=0: " + (rank == "0" ? "fc.bias" : "")));
+    EXPECT_TRUE(groups[0].default_config);
+    EXPECT_FALSE(groups[2].default_config);
+    return absl::OkStatus();
+  });
 }
 
 }  // namespace
