@@ -57,14 +57,17 @@ absl::StatusOr<SpecSchedule> ScheduleOf(const JobSpec& spec) {
   return schedule;
 }
 
-// "interleaved 1F1B, overlapped: p = 4, v = 2, m = 8"
+// "interleaved 1F1B, overlapped: p = 4, v = 2, m = 8, N = 4"; N: microbatches that a chunk runs
+// before the next chunk has its turn.
 std::string Title(const ScheduleOptions& options) {
   const std::string sizes = absl::StrCat("p = ", options.pp, ", m = ", options.num_microbatches);
   if (options.pp == 1) return absl::StrCat("no pipelining: ", sizes);
   if (options.virtual_pp == 1) return absl::StrCat("1F1B: ", sizes);
-  return absl::StrFormat("interleaved 1F1B%s: p = %d, v = %d, m = %d",
-                         options.overlap_p2p_comm ? ", overlapped" : "", options.pp,
-                         options.virtual_pp, options.num_microbatches);
+  return absl::StrFormat(
+      "interleaved 1F1B, %s: p = %d, v = %d, m = %d, N = %d",
+      options.overlap_p2p_comm ? "overlapped" : "not overlapped", options.pp, options.virtual_pp,
+      options.num_microbatches,
+      options.microbatch_group_size == 0 ? options.pp : options.microbatch_group_size);
 }
 
 // Beside each other what was measured in the drawing and what the formula says.

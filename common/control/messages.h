@@ -94,7 +94,7 @@ struct StepMessage {
   double learning_rate = 0, loss_scale = 1, elapsed_ms = 0, tokens_per_s = 0, tflops_per_device = 0;
   bool skipped = false;
   double num_floating_point_operations_so_far = 0;
-  int64_t memory_bytes = 0;       // peak resident (CPU) or allocated (CUDA)
+  int64_t memory_bytes = 0;       // peak of live tensors, counted by the allocator
   int64_t applied_directive = 0;  // highest directive applied so far
   int64_t global_batch_size = 0;
   std::map<std::string, double> timers_ms;  // "forward-backward", "optimizer", ... of this rank

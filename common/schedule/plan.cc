@@ -1,9 +1,11 @@
 #include "common/schedule/plan.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/base/check.h"
 #include "common/base/status.h"
+#include "common/schedule/activation_memory.h"
 #include "common/schedule/from_spec.h"
 #include "common/schedule/model_size.h"
 
@@ -55,85 +57,18 @@ StateSize OptimizerStateSize(const JobSpec& spec) {
   return {adam, adam};
 }
 
-// Activations of one microbatch on one rank.
-class ActivationModel {
- public:
-  ActivationModel(const JobSpec& spec, const ResolvedSpec& resolved)
-      : spec_(spec),
-        r_(resolved),
-        tp_(spec.parallel.tensor_model_parallel_size),
-        dtype_(ParameterSize(spec.training)),
-        tokens_(spec.training.micro_batch_size * spec.model.seq_length /
-                spec.parallel.context_parallel_size) {}
-
-  // Bytes of a chunk between its forward and its backward pass.
-  double ChunkBytes(const ChunkLayers& chunk) const {
-    const double h = spec_.model.hidden_size;
-    double bytes = static_cast<double>(chunk.layers.size()) * LayerBytes();
-    if (chunk.embedding && spec_.model.hidden_dropout > 0) bytes += tokens_ * h / Replicated();
-    if (chunk.loss) {
-      bytes += 2 * tokens_ * h * dtype_ / Replicated();  // inputs of final norm and output layer
-      bytes += tokens_ * r_.padded_vocab_size / tp_ * std::max(dtype_, 4.0);  // logits for the loss
-    }
-    return bytes;
-  }
-  // What one layer needs on top while it is recomputed.
-  double RecomputeBytes() const {
-    return spec_.training.recompute_granularity == "full" ? FullLayerBytes() : 0;
-  }
-
- private:
-  // Tensors outside the tensor-parallel regions: split by sequence parallelism only.
-  double Replicated() const { return spec_.parallel.sequence_parallel ? tp_ : 1; }
-
-  double LayerBytes() const {
-    if (spec_.training.recompute_granularity != "full") return FullLayerBytes();
-    return tokens_ * spec_.model.hidden_size * dtype_ / Replicated();  // its input
-  }
-  double FullLayerBytes() const {
-    const ModelSpec& m = spec_.model;
-    const double h = m.hidden_size;
-    const double query = static_cast<double>(r_.kv_channels * m.num_attention_heads);
-    const double key_value = static_cast<double>(r_.kv_channels * r_.num_query_groups);
-    const double mask = m.hidden_dropout > 0 ? h : 0;  // one byte an element
-
-    // Inputs of both norms and of both column-parallel products; two dropout masks.
-    double replicated = (4 * h) * dtype_ + 2 * mask;
-    // Query, key, value, and the input of the output projection.
-    double split = (2 * query + 2 * key_value) * dtype_;
-    const bool recomputes_core = spec_.training.recompute_granularity == "selective";
-    if (m.attention_dropout > 0 && !recomputes_core) {
-      // Softmax output, dropout output, dropout mask: heads x keys for every query.
-      split += static_cast<double>(m.num_attention_heads) * static_cast<double>(m.seq_length) *
-               (2 * dtype_ + 1);
-    }
-    const double widths = m.swiglu ? 3 : 2;  // inputs of the activation and of the second product
-    if (m.num_experts.has_value()) {
-      const double topk = static_cast<double>(m.moe_router_topk);
-      const double ffn = m.moe_ffn_hidden_size.value_or(r_.ffn_hidden_size);
-      const double shared = m.moe_shared_expert_intermediate_size.value_or(0);
-      split += widths * (topk * ffn + shared) * dtype_;
-      replicated += (topk - 1) * h * dtype_;  // a copy of the token for each expert it goes to
-    } else {
-      split += widths * static_cast<double>(r_.ffn_hidden_size) * dtype_;
-    }
-    return tokens_ * (replicated / Replicated() + split / tp_);
-  }
-
-  const JobSpec& spec_;
-  const ResolvedSpec& r_;
-  const double tp_, dtype_, tokens_;
-};
-
 // The most bytes of activations held at once while a rank's schedule runs.
-double PeakBytes(const RankSchedule& schedule, const std::vector<double>& chunk_bytes) {
-  double held = 0, peak = 0;
+int64_t PeakBytes(const RankSchedule& schedule, const std::vector<ActivationBytes>& chunks) {
+  int64_t held = 0, peak = 0;
   for (const ScheduleOp& op : schedule) {
     if (op.kind == ScheduleOp::Kind::kForward) {
-      held += chunk_bytes[op.chunk];
-      peak = std::max(peak, held);
+      peak = std::max(peak, held + chunks[op.chunk].forward_peak);
+      held += chunks[op.chunk].kept;
     }
-    if (op.kind == ScheduleOp::Kind::kBackward) held -= chunk_bytes[op.chunk];
+    if (op.kind == ScheduleOp::Kind::kBackward) {
+      held -= chunks[op.chunk].kept;
+      peak = std::max(peak, held + chunks[op.chunk].backward_peak);
+    }
   }
   return peak;
 }
@@ -145,6 +80,40 @@ int ShortestFullStep(const ScheduleOptions& options, int64_t num_microbatches) {
   const int64_t enough = options.virtual_pp == 1 ? options.pp : 4 * group;
   if (num_microbatches <= enough + group) return static_cast<int>(num_microbatches);
   return static_cast<int>(enough + num_microbatches % group);
+}
+
+// Cosine, sine and its negative for each position, in a chunk of its own.
+int64_t RotaryTableBytes(const JobSpec& spec, const ResolvedSpec& resolved) {
+  if (spec.model.position_embedding_type != "rope") return 0;
+  const auto rotated =
+      static_cast<int64_t>(static_cast<double>(resolved.kv_channels) * spec.model.rotary_percent);
+  return 3 * resolved.max_position_embeddings * (rotated / 2) * ParameterSize(spec.training);
+}
+
+// Muon's copies of the matrix that it orthogonalises (worker/optim/newton_schulz.cc); the largest
+// matrix counts. With tensor parallelism every matrix's update waits for the others'.
+int64_t OptimizerTemporaries(const JobSpec& spec, const ResolvedSpec& resolved,
+                             const std::vector<ChunkLayers>& chunks) {
+  if (!UsesMuon(spec.optimizer)) return 0;
+  const ParallelSpec& p = spec.parallel;
+  const int64_t tp = p.tensor_model_parallel_size;
+  const bool shards = spec.optimizer.muon_tp_mode != "duplicated";
+  const int64_t hidden = spec.model.hidden_size;
+  const int64_t ffn = resolved.ffn_hidden_size / (shards ? tp : 1);
+  const int64_t wide = spec.training.fp64 ? 8 : 4;
+  const int64_t iterated = spec.optimizer.muon_matmul_precision == "medium" && wide == 4 ? 2 : wide;
+  int64_t most = 0;
+  for (const auto& [rows, cols] :
+       {std::pair{ffn * (spec.model.swiglu ? 2 : 1), hidden}, std::pair{hidden, ffn}}) {
+    const int64_t size = rows * cols, side = std::min(rows, cols);
+    const bool tall = rows > cols;
+    const int64_t held = size * wide * (tall ? 2 : 1);  // the direction, and its transpose
+    const int64_t steps = 2 * size * iterated + 3 * side * side * iterated;
+    const int64_t end = size * (tall ? 2 * wide : iterated + wide);
+    most = std::max(most, held + std::max({steps, end, size * (wide + iterated)}));
+  }
+  if (tp == 1 || spec.optimizer.muon_tp_mode == "blockwise") return most;
+  return most + wide * CountRankParameters(spec, resolved, chunks).dense_matrices;
 }
 
 RankPlan PlanStage(const JobSpec& spec, const ResolvedSpec& resolved,
@@ -203,16 +172,17 @@ absl::StatusOr<JobPlan> MakePlan(const JobSpec& spec, const ResolvedSpec& resolv
   RETURN_IF_ERROR(CheckScheduleOptions(options));
   plan.bubble_fraction = BubbleFraction(options);
   options.num_microbatches = ShortestFullStep(options, sizes.num_microbatches);
-  const ActivationModel activations(spec, resolved);
   for (int rank = 0; rank < split.pp; ++rank) {
     RankPlan& stage = plan.stages.emplace_back(PlanStage(spec, resolved, layers[rank]));
-    std::vector<double> chunk_bytes;
+    std::vector<ActivationBytes> chunks;
     for (const ChunkLayers& chunk : layers[rank]) {
-      chunk_bytes.push_back(activations.ChunkBytes(chunk));
+      chunks.push_back(ChunkActivations(spec, resolved, chunk));
     }
     ASSIGN_OR_RETURN(const RankSchedule schedule, MakeRankSchedule(options, rank));
+    // The optimizer's step comes when no activation is left.
     stage.activation_bytes =
-        static_cast<int64_t>(PeakBytes(schedule, chunk_bytes) + activations.RecomputeBytes());
+        std::max(PeakBytes(schedule, chunks), OptimizerTemporaries(spec, resolved, layers[rank])) +
+        RotaryTableBytes(spec, resolved) * split.virtual_pp;
   }
   return plan;
 }

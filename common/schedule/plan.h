@@ -10,15 +10,19 @@
 
 namespace muster {
 
-// Bytes are those of one rank's device.
+// Bytes are those of one rank's device: live tensors, as the allocator counts them while a training
+// step runs (worker/model/tensor_memory.h; a step report's memory_bytes). Their sum is the peak of
+// the built-in GPT, within a tenth (tests/worker/train/memory_test.cc). Not counted: evaluation,
+// checkpoints, snapshots, collectives' buffers, the process itself.
 //   parameters   in the model's dtype
 //   gradients    the accumulation buffers (fp32 where the spec reduces in fp32)
 //   optimizer    moments, and fp32 main parameters for half-precision models; with the distributed
 //                optimizer a rank holds 1 / (dp * cp / instances) of it (experts: 1 / expert dp)
-//   activations  an estimate for the backward pass [Korthikanti et al. 2022, section 4, equations
-//                1-4, with this model's own sizes], times the microbatches in flight. The attention
-//                matrix counts only with attention dropout (without it attention is fused) and when
-//                it is not recomputed. Work space of kernels and collectives is not in it.
+//   activations  the most that lives on top of these at a time: what every microbatch in flight
+//   keeps
+//                between its forward and its backward pass, the temporaries of the pass that runs,
+//                rotary tables (activation_memory.h); or the optimizer's temporaries, if they are
+//                more. Of a ramp-up the full batch counts.
 struct RankPlan {
   int64_t parameters = 0;  // elements held
   int64_t parameter_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0, activation_bytes = 0;

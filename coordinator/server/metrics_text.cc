@@ -69,7 +69,8 @@ struct JobFamilies {
   PrometheusFamily step{"muster_job_step_duration_seconds", "gauge", "Of the newest step."};
   PrometheusFamily tokens{"muster_job_tokens_per_second", "gauge",
                           "Of the newest step, all ranks."};
-  PrometheusFamily memory{"muster_job_memory_bytes", "gauge", "As the reporting rank saw it."};
+  PrometheusFamily memory{"muster_job_memory_bytes", "gauge",
+                          "Peak of the reporting rank's live tensors."};
   PrometheusFamily reported{"muster_job_last_step_timestamp_seconds", "gauge",
                             "When the newest step was reported."};
 

@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <iterator>
 #include <map>
@@ -13,6 +14,7 @@
 
 #include "absl/base/thread_annotations.h"
 #include "common/runtime/mutex.h"
+#include "worker/model/tensor_memory.h"
 
 namespace muster {
 namespace {
@@ -27,7 +29,10 @@ constexpr size_t kHeader = 64;  // in front of the data; keeps it aligned for ve
 // raw_allocate's users (oneDNN's scratch memory) need it.
 struct Header {
   size_t block_bytes;  // with the header; 0: small, not cached
+  int64_t data_bytes;  // as asked for
+  MemoryCounter* counter;
 };
+static_assert(sizeof(Header) <= kHeader);
 
 Header* HeaderOf(void* data) {
   return reinterpret_cast<Header*>(static_cast<char*>(data) - kHeader);
@@ -41,8 +46,12 @@ size_t RoundUp(size_t bytes) {
 class CachingAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(size_t bytes) override {
-    void* data = nullptr;
-    if (bytes > 0) data = bytes < kSmall ? NewBlock(bytes + kHeader, 64, 0) : Take(bytes);
+    if (bytes == 0) return {nullptr, nullptr, &Release, c10::Device(c10::kCPU)};
+    void* const data = caches_ && bytes >= kSmall ? Take(bytes) : NewBlock(bytes + kHeader, 64, 0);
+    Header* const header = HeaderOf(data);
+    header->data_bytes = static_cast<int64_t>(bytes);
+    header->counter = &CpuMemoryCounter();
+    header->counter->Add(header->data_bytes);
     return {data, data, &Release, c10::Device(c10::kCPU)};
   }
   c10::DeleterFnPtr raw_deleter() const override { return &Release; }
@@ -57,13 +66,14 @@ class CachingAllocator final : public c10::Allocator {
     static CachingAllocator* const allocator = new CachingAllocator;  // outlives every tensor
     return *allocator;
   }
+  void set_caches(bool caches) { caches_ = caches; }
 
  private:
   static void* NewBlock(size_t bytes, size_t alignment, size_t cached_bytes) {
     void* block = nullptr;
     if (::posix_memalign(&block, alignment, bytes) != 0) throw std::bad_alloc();
     if (alignment == kHugePage) ::madvise(block, bytes, MADV_HUGEPAGE);  // only a hint
-    new (block) Header{cached_bytes};
+    new (block) Header{.block_bytes = cached_bytes, .data_bytes = 0, .counter = nullptr};
     return static_cast<char*>(block) + kHeader;
   }
 
@@ -92,6 +102,7 @@ class CachingAllocator final : public c10::Allocator {
 
   static void Release(void* data) {
     if (data == nullptr) return;
+    HeaderOf(data)->counter->Subtract(HeaderOf(data)->data_bytes);
     if (HeaderOf(data)->block_bytes == 0) {
       std::free(HeaderOf(data));
       return;
@@ -113,6 +124,7 @@ class CachingAllocator final : public c10::Allocator {
     }
   }
 
+  std::atomic<bool> caches_ = true;
   Mutex mu_;
   std::multimap<size_t, void*> free_ ABSL_GUARDED_BY(mu_);  // block size -> data
   size_t in_use_ ABSL_GUARDED_BY(mu_) = 0, unused_ ABSL_GUARDED_BY(mu_) = 0;
@@ -122,7 +134,15 @@ class CachingAllocator final : public c10::Allocator {
 
 }  // namespace
 
-void InstallCachingCpuAllocator() { c10::SetCPUAllocator(&CachingAllocator::Get()); }
+void InstallCachingCpuAllocator() {
+  CachingAllocator::Get().set_caches(true);
+  c10::SetCPUAllocator(&CachingAllocator::Get());
+}
+
+void InstallCountingCpuAllocator() {
+  CachingAllocator::Get().set_caches(false);
+  c10::SetCPUAllocator(&CachingAllocator::Get());
+}
 
 CachingAllocatorStats GetCachingAllocatorStats() { return CachingAllocator::Get().stats(); }
 

@@ -1,12 +1,11 @@
 #include "worker/train/step_report.h"
 #include "common/schedule/from_spec.h"
 
-#include <sys/resource.h>
-
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "worker/model/tensor_memory.h"
 
 namespace muster {
 
@@ -42,9 +41,7 @@ StepMessage MakeStepMessage(const JobState& state, const TrainStepResult& step,
         (seconds * 1e12 * static_cast<double>(state.spec.resources.world_size));
   }
   message.num_floating_point_operations_so_far = state.progress.floating_point_operations_so_far;
-  rusage usage{};
-  ::getrusage(RUSAGE_SELF, &usage);
-  message.memory_bytes = static_cast<int64_t>(usage.ru_maxrss) * 1024;
+  message.memory_bytes = TensorMemoryOn(state.device).peak_bytes;
   message.applied_directive = applied_directive;
   message.global_batch_size = samples;
   message.timers_ms = std::move(timers_ms);

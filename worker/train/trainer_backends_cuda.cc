@@ -1,4 +1,5 @@
 // The CUDA trainer's backends: NCCL, and gloo for CPU jobs.
+#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 
 #include "absl/strings/escaping.h"
@@ -7,11 +8,23 @@
 #include "common/base/status.h"
 #include "worker/comm/nccl_communicator.h"
 #include "worker/cuda/row_ops.h"
+#include "worker/model/tensor_memory.h"
 #include "worker/train/gloo_world.h"
 #include "worker/train/trainer_backends.h"
 
 namespace muster {
 namespace {
+
+class CudaMemory final : public DeviceMemory {
+ public:
+  TensorMemory Read(c10::Device device) const override {
+    using c10::CachingAllocator::StatType;
+    const c10::CachingDeviceAllocator::DeviceStats stats =
+        c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
+    const auto& bytes = stats.allocated_bytes[static_cast<size_t>(StatType::AGGREGATE)];
+    return {bytes.current, bytes.peak};
+  }
+};
 
 // "cuda:N": NCCL and the default streams follow the thread's current device.
 absl::StatusOr<int> UseDevice(const std::string& device) {
@@ -43,6 +56,8 @@ absl::StatusOr<CommunicatorPtr> FormWorldOnBackend(const FormWorldOptions& optio
   if (options.backend != "nccl") return FormGlooWorldOf(options);
   ASSIGN_OR_RETURN(const int device, UseDevice(options.assignment.device));
   UseCudaRowOps();
+  static const CudaMemory memory;
+  RegisterDeviceMemory(&memory);
   return FormNcclWorld({.name = "world",
                         .rank = options.assignment.rank,
                         .size = options.assignment.world_size,

@@ -2,11 +2,14 @@
 
 #include "worker/model/caching_allocator.h"
 
+#include <thread>
+
 #include <gtest/gtest.h>
 
 #include <ATen/ATen.h>
 
 #include "test_support.h"
+#include "worker/model/tensor_memory.h"
 
 namespace muster {
 namespace {
@@ -63,6 +66,30 @@ TEST(CachingAllocatorTest, EmptyAndTinyTensorsWork) {
   InstallCachingCpuAllocator();
   EXPECT_EQ(at::empty({0}).numel(), 0);
   EXPECT_EQ(at::ones({3}).sum().item<float>(), 3);
+}
+
+// Every thread counts for itself; the process's counter sees the rest.
+TEST(CachingAllocatorTest, LiveBytesAndTheirPeakAreCounted) {
+  for (const bool caches : {true, false}) {
+    SCOPED_TRACE(caches);
+    caches ? InstallCachingCpuAllocator() : InstallCountingCpuAllocator();
+    MemoryCounter* const counter = new MemoryCounter;  // tensors point to it
+    at::Tensor kept;
+    std::thread rank([&] {
+      SetCpuMemoryCounter(counter);
+      kept = at::empty({1000}, at::kFloat);
+      { const at::Tensor large = at::empty({1 << 20}, at::kFloat); }
+      const at::Tensor small = at::empty({3}, at::kByte);
+      EXPECT_EQ(TensorMemoryOn(at::kCPU).current_bytes, 4003);
+    });
+    rank.join();
+    const int64_t others = TensorMemoryOn(at::kCPU).current_bytes;
+    EXPECT_EQ(counter->Read().current_bytes, 4000);
+    EXPECT_EQ(counter->Read().peak_bytes, 4000 + (4 << 20));
+    kept = at::Tensor();  // by another thread than the one that made it
+    EXPECT_EQ(counter->Read().current_bytes, 0);
+    EXPECT_EQ(TensorMemoryOn(at::kCPU).current_bytes, others);
+  }
 }
 
 }  // namespace

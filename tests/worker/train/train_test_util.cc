@@ -19,6 +19,8 @@
 #include "worker/comm/self_communicator.h"
 #include "worker/comm/thread_communicator.h"
 #include "worker/data/build_datasets.h"
+#include "worker/model/caching_allocator.h"
+#include "worker/model/tensor_memory.h"
 #include "worker/provider/builtin.h"
 #include "worker/provider/gpt_forward_step.h"
 #include "worker/train/training.h"
@@ -148,6 +150,7 @@ bool ScriptedHost::ExitSignalReceived() {
 
 std::vector<RankRun> RunJob(const std::string& spec_json, const RunOptions& options) {
   at::set_num_threads(1);
+  InstallCountingCpuAllocator();
   const JobSpec spec = ParseJobSpec(spec_json).spec;
   const int size = static_cast<int>(spec.resources.world_size);
   RealClock real_clock;
@@ -159,6 +162,8 @@ std::vector<RankRun> RunJob(const std::string& spec_json, const RunOptions& opti
     run.host = std::make_unique<ScriptedHost>();
     if (options.script) options.script(rank, *run.host);
     threads.emplace_back([&, rank, world = worlds[static_cast<size_t>(rank)]] {
+      // One of its own for each rank; never freed, as tensors may outlive the thread.
+      SetCpuMemoryCounter(new MemoryCounter);
       ProviderRegistry providers;
       RegisterBuiltinProviders(providers);
       const int64_t nan_at = rank == options.nan_rank ? options.nan_microbatch : 0;
@@ -176,6 +181,7 @@ std::vector<RankRun> RunJob(const std::string& spec_json, const RunOptions& opti
                                  .epoch = 1,
                                  .directives_through = options.directives_through});
       run.status = result.status();
+      run.peak_memory_bytes = TensorMemoryOn(at::kCPU).peak_bytes;
       if (!result.ok()) {
         world->Abort(std::string(result.status().message()));
         return;

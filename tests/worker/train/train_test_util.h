@@ -73,6 +73,7 @@ struct RankRun {
   int exit_code = 0;
   std::string reason;
   int64_t iteration = 0;
+  int64_t peak_memory_bytes = 0;  // of its tensors
   std::unique_ptr<ScriptedHost> host;
 };
 

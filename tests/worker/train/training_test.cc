@@ -42,7 +42,7 @@ TEST(TrainingTest, EveryStepIsReported) {
     EXPECT_GT(step.elapsed_ms, 0);
     EXPECT_NEAR(step.tokens_per_s, 8 * 16 / (step.elapsed_ms / 1000), 1e-6 * step.tokens_per_s);
     EXPECT_GT(step.tflops_per_device, 0);
-    EXPECT_GT(step.memory_bytes, 1 << 20);
+    EXPECT_GT(step.memory_bytes, 100000);  // parameters, gradients, moments: 16 bytes x 10,000
     EXPECT_GT(step.timers_ms.at("forward-backward"), 0);
     EXPECT_LE(step.timers_ms.at("forward-backward"), step.elapsed_ms);
   }

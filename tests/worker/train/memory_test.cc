@@ -1,0 +1,117 @@
+// Peak memory of a rank, counted by the allocator while real steps run, against the plan's
+// prediction.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/schedule/from_spec.h"
+#include "common/schedule/plan.h"
+#include "common/spec/spec_json.h"
+#include "tests/worker/train/train_test_util.h"
+
+namespace muster {
+namespace {
+
+using Settings = std::vector<std::string>;
+
+// Large enough that activations, parameters and logits all count.
+Settings Model(const Settings& more) {
+  Settings all = {"model.num_layers=4",           "model.hidden_size=128",
+                  "model.num_attention_heads=4",  "model.seq_length=128",
+                  "model.vocab_size=2048",        "training.micro_batch_size=2",
+                  "training.global_batch_size=4", "training.train_iters=3"};
+  all.insert(all.end(), more.begin(), more.end());
+  return all;
+}
+
+// Every rank's peak is within a tenth of its stage's plan.
+void ExpectPlanned(const char* name, const Settings& settings) {
+  SCOPED_TRACE(absl::StrCat(name, ": ", absl::StrJoin(settings, " ")));
+  TrainTestRoot root;
+  const std::string text = root.Spec(Model(settings));
+  const JobSpec spec = ParseJobSpec(text).spec;
+  const auto plan = MakePlan(spec, Resolve(spec, 257));
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  const auto topology = RankTopology::Create(TopologyOf(spec));
+  ASSERT_TRUE(topology.ok()) << topology.status();
+  const std::vector<RankRun> ranks = RunJob(text);
+  for (size_t rank = 0; rank < ranks.size(); ++rank) {
+    ASSERT_TRUE(ranks[rank].status.ok()) << ranks[rank].status;
+    const RankPlan& stage = plan->stages[topology->Coordinates(static_cast<int>(rank)).pp];
+    const auto planned = static_cast<double>(stage.total_bytes());
+    const auto peak = static_cast<double>(ranks[rank].peak_memory_bytes);
+    EXPECT_NEAR(planned / peak, 1.0, 0.1)
+        << "rank " << rank << ": peak " << peak / 1e6 << " MB, plan " << planned / 1e6
+        << " MB, of them activations " << static_cast<double>(stage.activation_bytes) / 1e6;
+  }
+}
+
+constexpr char kWorld2[] = "resources.world_size=2";
+constexpr char kBf16[] = "training.bf16=true";
+const Settings kLlama = {"model.position_embedding_type=rope", "model.normalization=RMSNorm",
+                         "model.swiglu=true", "model.add_bias_linear=false",
+                         "model.num_query_groups=2"};
+const Settings kDropout = {"model.attention_dropout=0.1", "model.hidden_dropout=0.1"};
+
+Settings operator+(Settings a, const Settings& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+TEST(MemoryTest, OneRankOfEachPrecision) {
+  ExpectPlanned("fp32", {});
+  ExpectPlanned("bf16", {kBf16});
+  ExpectPlanned("fp64", {"training.fp64=true"});
+}
+
+TEST(MemoryTest, ModelOptions) {
+  ExpectPlanned("llama fp32", kLlama);
+  ExpectPlanned("llama bf16", kLlama + Settings{kBf16});
+  ExpectPlanned("dropout fp32", kDropout);
+  ExpectPlanned("dropout bf16", kDropout + Settings{kBf16});
+  ExpectPlanned("untied, large vocabulary",
+                {"model.untie_embeddings_and_output_weights=true", "model.vocab_size=8192"});
+  ExpectPlanned("wide", {"model.hidden_size=256", "model.num_layers=2"});
+}
+
+TEST(MemoryTest, Recomputation) {
+  const Settings many = {"model.num_layers=8", "training.micro_batch_size=4"};
+  const Settings full = {"training.recompute_granularity=full"};
+  ExpectPlanned("uniform 1", many + full +
+                                 Settings{"training.recompute_method=uniform",
+                                          "training.recompute_num_layers=1"});
+  ExpectPlanned("uniform 4", many + full +
+                                 Settings{"training.recompute_method=uniform",
+                                          "training.recompute_num_layers=4"});
+  ExpectPlanned(
+      "block 6",
+      many + full + Settings{"training.recompute_method=block", "training.recompute_num_layers=6"});
+  ExpectPlanned("selective",
+                many + kDropout + Settings{"training.recompute_granularity=selective"});
+}
+
+TEST(MemoryTest, Optimizers) {
+  ExpectPlanned("sgd", {"optimizer.optimizer=sgd"});
+  ExpectPlanned("muon", {"optimizer.optimizer=muon"});
+}
+
+TEST(MemoryTest, DataParallel) {
+  ExpectPlanned("dp2", {kWorld2});
+  ExpectPlanned("dp2 bf16", {kWorld2, kBf16});
+  ExpectPlanned("dp2 distributed optimizer", {kWorld2, "parallel.use_distributed_optimizer=true"});
+  ExpectPlanned("dp2 distributed optimizer bf16",
+                {kWorld2, kBf16, "parallel.use_distributed_optimizer=true"});
+}
+
+TEST(MemoryTest, PipelineParallel) {
+  const Settings pp2 = {kWorld2, "parallel.pipeline_model_parallel_size=2",
+                        "training.global_batch_size=8"};
+  ExpectPlanned("pp2", pp2);
+  ExpectPlanned("pp2 bf16", pp2 + Settings{kBf16});
+  ExpectPlanned("pp2 v2", pp2 + Settings{"parallel.virtual_pipeline_model_parallel_size=2"});
+}
+
+}  // namespace
+}  // namespace muster
