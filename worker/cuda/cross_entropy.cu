@@ -28,8 +28,8 @@ struct Running {
 
 // One block a row.
 template <class T>
-__global__ void ForwardKernel(const T* logits, const int64_t* labels, int64_t cols, float* lse,
-                              float* loss) {
+__global__ void ForwardKernel(const T* logits, const int64_t* labels, int64_t begin, int64_t cols,
+                              float* lse, float* loss) {
   const int64_t row = blockIdx.x;
   const T* const x = logits + row * cols;
   Running running;
@@ -65,16 +65,17 @@ __global__ void ForwardKernel(const T* logits, const int64_t* labels, int64_t co
   for (int warp = 1; warp < kThreads / 32; ++warp) running.Merge(maxima[warp], sums[warp]);
   const float result = running.max + logf(running.sum);
   lse[row] = result;
-  loss[row] = result - ToFloat(x[labels[row]]);
+  const int64_t label = labels[row] - begin;
+  loss[row] = label >= 0 && label < cols ? result - ToFloat(x[label]) : 0.0f;
 }
 
 template <class T>
-__global__ void BackwardKernel(T* logits, const int64_t* labels, const float* lse,
+__global__ void BackwardKernel(T* logits, const int64_t* labels, int64_t begin, const float* lse,
                                const float* dloss, int64_t cols) {
   const int64_t row = blockIdx.x;
   T* const x = logits + row * cols;
   const float shift = lse[row], scale = dloss[row];
-  const int64_t label = labels[row];
+  const int64_t label = labels[row] - begin;  // no column of this shard: never met below
   const int64_t packed = cols % kVector == 0 ? cols : 0;
   for (int64_t i = threadIdx.x * kVector; i < packed; i += kThreads * kVector) {
     float values[kVector];
@@ -99,7 +100,7 @@ int CrossEntropy(const CrossEntropyArgs& a, void* stream) {
     using T = decltype(t);
     ForwardKernel<T>
         <<<static_cast<unsigned>(a.rows), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-            static_cast<const T*>(a.logits), a.labels, a.cols, a.lse, a.loss);
+            static_cast<const T*>(a.logits), a.labels, a.begin, a.cols, a.lse, a.loss);
   });
   return cudaGetLastError();
 }
@@ -110,7 +111,7 @@ int CrossEntropyBackward(const CrossEntropyBackwardArgs& a, void* stream) {
     using T = decltype(t);
     BackwardKernel<T>
         <<<static_cast<unsigned>(a.rows), kThreads, 0, static_cast<cudaStream_t>(stream)>>>(
-            static_cast<T*>(a.logits), a.labels, a.lse, a.dloss, a.cols);
+            static_cast<T*>(a.logits), a.labels, a.begin, a.lse, a.dloss, a.cols);
   });
   return cudaGetLastError();
 }

@@ -21,16 +21,18 @@ struct CrossEntropyArgs {
   Type type;
   const void* logits;  // (rows, cols)
   const int64_t* labels;
+  int64_t begin;       // the token that column 0 stands for
   int64_t rows, cols;  // cols: of any number
   float* lse;          // (rows)
-  float* loss;         // (rows): lse - logit of the label
+  float* loss;         // (rows): lse - logit of the label; 0 where the label has no column here
 };
 int CrossEntropy(const CrossEntropyArgs& args, void* stream);
 
 struct CrossEntropyBackwardArgs {
   Type type;
-  void* logits;  // become (softmax - onehot) * dloss
+  void* logits;  // become (exp(logits - lse) - onehot) * dloss
   const int64_t* labels;
+  int64_t begin;
   const float* lse;
   const float* dloss;
   int64_t rows, cols;

@@ -136,14 +136,15 @@ class CudaRowOps final : public DeviceRowOps {
     return Backward(dy, x, bias, want_dbias, /*swiglu=*/true);
   }
 
-  CrossEntropyResult CrossEntropy(const at::Tensor& logits,
-                                  const at::Tensor& labels) const override {
+  CrossEntropyResult CrossEntropy(const at::Tensor& logits, const at::Tensor& labels,
+                                  const VocabShard& shard) const override {
     const int64_t rows = logits.size(0);
     const at::Tensor label = labels.contiguous();
     CrossEntropyResult out = {Floats({rows}, logits), Floats({rows}, logits)};
     Launched(cuda::CrossEntropy({.type = TypeOf(logits),
                                  .logits = logits.const_data_ptr(),
                                  .labels = label.const_data_ptr<int64_t>(),
+                                 .begin = shard.begin,
                                  .rows = rows,
                                  .cols = logits.size(1),
                                  .lse = FloatsOrNull(out.lse),
@@ -154,11 +155,13 @@ class CudaRowOps final : public DeviceRowOps {
   }
 
   void CrossEntropyBackward(const at::Tensor& logits, const at::Tensor& labels,
-                            const at::Tensor& lse, const at::Tensor& dloss) const override {
+                            const at::Tensor& lse, const at::Tensor& dloss,
+                            const VocabShard& shard) const override {
     const at::Tensor label = labels.contiguous(), scale = dloss.contiguous();
     Launched(cuda::CrossEntropyBackward({.type = TypeOf(logits),
                                          .logits = logits.mutable_data_ptr(),
                                          .labels = label.const_data_ptr<int64_t>(),
+                                         .begin = shard.begin,
                                          .lse = FloatsOrNull(lse),
                                          .dloss = FloatsOrNull(scale),
                                          .rows = logits.size(0),

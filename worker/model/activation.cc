@@ -40,6 +40,7 @@ row_ops::ActivationGrads GeluBackward(const at::Tensor& dy, const at::Tensor& x,
 }  // namespace
 
 at::Tensor BiasGeluOp(const at::Tensor& x, const ParameterPtr& bias) {
+  if (bias != nullptr) bias->AwaitGather();
   at::Tensor y;
   {
     OpForward forward;
@@ -74,6 +75,7 @@ row_ops::ActivationGrads SwigluBackward(const at::Tensor& dy, const at::Tensor& 
 }  // namespace
 
 at::Tensor BiasSwigluOp(const at::Tensor& x, const ParameterPtr& bias) {
+  if (bias != nullptr) bias->AwaitGather();
   at::Tensor y;
   {
     OpForward forward;

@@ -28,11 +28,12 @@ SelfAttention::SelfAttention(LayerBuild& build, const std::string& name,
       linear_proj_(build, name + ".linear_proj",
                    build.config.num_attention_heads * build.config.kv_channels,
                    build.config.hidden_size, build.config.add_bias_linear, OutputStd(build.config)),
-      linear_qkv_(build, name + ".linear_qkv", build.config.hidden_size,
-                  (build.config.num_attention_heads + 2 * build.config.num_query_groups) *
-                      build.config.kv_channels,
-                  build.config.add_bias_linear || build.config.add_qkv_bias,
-                  build.config.init_method_std) {
+      linear_qkv_(build, name + ".linear_qkv",
+                  {.in = build.config.hidden_size,
+                   .out = (build.config.num_attention_heads + 2 * build.config.num_query_groups) *
+                          build.config.kv_channels,
+                   .bias = build.config.add_bias_linear || build.config.add_qkv_bias,
+                   .init_std = build.config.init_method_std}) {
   if (!build.config.qk_layernorm) return;
   q_layernorm_.emplace(build, name + ".q_layernorm", build.config.kv_channels);
   k_layernorm_.emplace(build, name + ".k_layernorm", build.config.kv_channels);

@@ -23,8 +23,8 @@ class SelfAttention {
   SelfAttention(LayerBuild& build, const std::string& name,
                 std::shared_ptr<const RotaryTable> rotary);
 
-  // x (N, H) normed -> (N, H), without the output projection's bias (bias()). `mask`: Batch's, or
-  // undefined for plain causal.
+  // x (N, H) normed, or this rank's rows of it (sequence parallelism) -> the same shape, without
+  // the output projection's bias (bias()). `mask`: Batch's, or undefined for plain causal.
   at::Tensor Forward(const at::Tensor& x, const TokenLayout& layout, const at::Tensor& mask,
                      bool training) const;
   const ParameterPtr& bias() const { return linear_proj_.bias(); }

@@ -29,9 +29,11 @@ class DeviceRowOps {
                                                       bool want_dbias) const = 0;
   virtual bool TakesLogits(const at::Tensor& logits) const = 0;
   virtual row_ops::CrossEntropyResult CrossEntropy(const at::Tensor& logits,
-                                                   const at::Tensor& labels) const = 0;
+                                                   const at::Tensor& labels,
+                                                   const VocabShard& shard) const = 0;
   virtual void CrossEntropyBackward(const at::Tensor& logits, const at::Tensor& labels,
-                                    const at::Tensor& lse, const at::Tensor& dloss) const = 0;
+                                    const at::Tensor& lse, const at::Tensor& dloss,
+                                    const VocabShard& shard) const = 0;
 };
 
 // Those registered, if they take x (one of the Takes... above); null when not.

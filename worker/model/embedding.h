@@ -1,4 +1,5 @@
-// Word embedding plus learned positions, with dropout: tokens -> hidden rows.
+// Word embedding plus learned positions, with dropout: tokens -> hidden rows. The rows of the word
+// table are split over tp (reference 14.1); positions are replicated.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,11 +15,13 @@ class LanguageModelEmbedding {
   // embedding.word_embeddings.weight (padded vocab, H), embedding.position_embeddings.weight.
   explicit LanguageModelEmbedding(LayerBuild& build);
 
-  // tokens, position_ids (B, S) -> (N, H) in `layout`'s order.
+  // tokens, position_ids (B, S) -> (N, H) in `layout`'s order; with sequence parallelism this
+  // rank's N / tp rows of it.
   at::Tensor Forward(const Batch& batch, const TokenLayout& layout, bool training) const;
   const ParameterPtr& word_embeddings() const { return word_embeddings_; }
 
  private:
+  TensorParallel tp_;
   double dropout_;
   at::Generator dropout_generator_;
   ParameterPtr word_embeddings_, position_embeddings_;  // positions: null with rope or none

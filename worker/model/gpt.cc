@@ -21,6 +21,15 @@ absl::Status ShareTiedEmbedding(const ParallelContext& parallel,
   return absl::OkStatus();
 }
 
+TensorParallel TensorParallelOf(const ModelBuildContext& context) {
+  Communicator& group = context.parallel.Group("tp");
+  if (group.size() == 1) return {};
+  return {.comm = &group,
+          .rank = group.rank(),
+          .size = group.size(),
+          .sequence_parallel = context.spec.parallel.sequence_parallel};
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GptModel>> GptModel::Create(const ModelBuildContext& context) {
@@ -28,15 +37,16 @@ absl::StatusOr<std::unique_ptr<GptModel>> GptModel::Create(const ModelBuildConte
                    TransformerConfig::FromSpec(context.spec, context.sizes));
   const bool pipelined = context.spec.parallel.pipeline_model_parallel_size > 1;
   const bool tied = !config.untie_embeddings_and_output_weights;
-  auto model = std::make_unique<GptModel>(
-      config,
-      Placement{.pre_process = context.pre_process,
-                .post_process = context.post_process,
-                .layer_offset = context.layer_offset,
-                .num_layers = context.num_layers,
-                .separate_tied_output = tied && !context.pre_process,
-                .seq_major = pipelined},
-      TensorParallel{}, context.rng, context.device, context.params_dtype);
+  const TensorParallel tp = TensorParallelOf(context);
+  auto model =
+      std::make_unique<GptModel>(config,
+                                 Placement{.pre_process = context.pre_process,
+                                           .post_process = context.post_process,
+                                           .layer_offset = context.layer_offset,
+                                           .num_layers = context.num_layers,
+                                           .separate_tied_output = tied && !context.pre_process,
+                                           .seq_major = pipelined || tp.sequence_parallel},
+                                 tp, context.rng, context.device, context.params_dtype);
   if (tied && pipelined && (context.pre_process || context.post_process)) {
     RETURN_IF_ERROR(ShareTiedEmbedding(context.parallel, model->parameters()));
   }
@@ -45,7 +55,9 @@ absl::StatusOr<std::unique_ptr<GptModel>> GptModel::Create(const ModelBuildConte
 
 GptModel::GptModel(const TransformerConfig& config, const Placement& placement, TensorParallel tp,
                    RngTracker& rng, at::Device device, at::ScalarType dtype)
-    : placement_(placement) {
+    : placement_(placement), tp_(tp) {
+  MUSTER_CHECK_MSG(!tp.sequence_parallel || (placement.seq_major && tp.size > 1),
+                   "slices of the sequence need rows in (S, B) order and peers");
   LayerBuild build{.config = config,
                    .tp = tp,
                    .rng = rng,
@@ -69,9 +81,9 @@ GptModel::GptModel(const TransformerConfig& config, const Placement& placement, 
     output_weight_ = embedding_->word_embeddings();
     return;
   }
-  output_weight_ =
-      MakeParameter(build, "output_layer.weight", {config.padded_vocab_size, config.hidden_size},
-                    tied ? InitMethod::Zeros() : InitMethod::Normal(config.init_method_std), 0);
+  output_weight_ = MakeParameter(
+      build, "output_layer.weight", {config.padded_vocab_size, config.hidden_size},
+      tied ? InitMethod::Zeros() : InitMethod::Normal(config.init_method_std), {.dim = 0});
   output_weight_->is_embedding_or_output_parameter = true;
   output_weight_->shared_embedding = tied;
   output_weight_->shared = tied;
@@ -79,23 +91,24 @@ GptModel::GptModel(const TransformerConfig& config, const Placement& placement, 
 
 at::Tensor GptModel::Forward(const Batch& batch, const at::Tensor& input) {
   TokenLayout layout{.seq_major = placement_.seq_major};
-  at::Tensor hidden;  // (N, H)
+  at::Tensor hidden;  // (N, H), or this rank's rows of it
   if (placement_.pre_process) {
     layout.batch = batch.tokens.size(0);
     layout.seq = batch.tokens.size(1);
     hidden = embedding_->Forward(batch, layout, training_);
   } else {
     MUSTER_CHECK_MSG(input.defined(), "a later stage needs the hidden states of the one before");
-    layout.seq = input.size(0);  // (S, B, H)
+    layout.seq = input.size(0) * tp_.sequence_parts();  // (S, B, H), or this rank's slice of it
     layout.batch = input.size(1);
-    hidden = input.reshape({layout.rows(), input.size(2)});
+    hidden = input.reshape({input.size(0) * input.size(1), input.size(2)});
   }
+  MUSTER_CHECK_MSG(layout.seq % tp_.sequence_parts() == 0, "the sequence is cut into equal slices");
   const PendingAdd out = layers_->Forward(hidden, layout, batch.attention_mask, training_);
   if (placement_.post_process) {
     return Output(final_layernorm_->Forward(out).y, batch, layout);
   }
   const at::Tensor rows = FinishAdd(out);
-  return rows.view({layout.seq, layout.batch, rows.size(1)});
+  return rows.view({layout.seq / tp_.sequence_parts(), layout.batch, rows.size(1)});
 }
 
 at::Tensor GptModel::Output(const at::Tensor& hidden, const Batch& batch,
@@ -107,10 +120,11 @@ at::Tensor GptModel::Output(const at::Tensor& hidden, const Batch& batch,
   };
   if (batch.labels.defined()) {
     const at::Tensor losses =
-        LmHeadLossOp(hidden, output_weight_, IdsInRowOrder(batch.labels, layout));
+        LmHeadLossOp(hidden, output_weight_, IdsInRowOrder(batch.labels, layout), tp_);
     return batch_first(losses, 1).squeeze(2);
   }
-  const at::Tensor logits = LinearOp(hidden, output_weight_, nullptr);
+  at::Tensor logits = ColumnParallelOp(hidden, output_weight_, nullptr, tp_);
+  if (tp_.size > 1) logits = GatherColumnsOp(tp_, logits);
   return batch_first(logits, logits.size(1));
 }
 

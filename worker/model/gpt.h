@@ -26,7 +26,8 @@ class GptModel final : public ModelChunk {
     // The tied output weight of a last stage that has no embedding of its own: a copy, kept equal
     // over the embedding group.
     bool separate_tied_output = false;
-    bool seq_major = false;  // rows in (S, B) order: what other stages are sent
+    // Rows in (S, B) order: what other stages are sent, and what sequence parallelism needs.
+    bool seq_major = false;
   };
   GptModel(const TransformerConfig& config, const Placement& placement, TensorParallel tp,
            RngTracker& rng, at::Device device, at::ScalarType dtype);
@@ -34,11 +35,13 @@ class GptModel final : public ModelChunk {
   const std::vector<ParameterPtr>& parameters() const override { return parameters_; }
   void SetTraining(bool training) override { training_ = training; }
   at::Tensor Forward(const Batch& batch, const at::Tensor& input) override;
+  bool awaits_parameters() const override { return true; }
 
  private:
   at::Tensor Output(const at::Tensor& hidden, const Batch& batch, const TokenLayout& layout) const;
 
   const Placement placement_;
+  const TensorParallel tp_;
   bool training_ = true;
   std::vector<ParameterPtr> parameters_;
   std::optional<LanguageModelEmbedding> embedding_;

@@ -7,7 +7,7 @@ namespace muster {
 TransformerLayer::TransformerLayer(LayerBuild& build, const std::string& name,
                                    std::shared_ptr<const RotaryTable> rotary)
     : hidden_dropout_(build.config.hidden_dropout),
-      dropout_generator_(build.rng.Default()),
+      dropout_generator_(HiddenDropoutGenerator(build)),
       input_layernorm_(build, name + ".input_layernorm", build.config.hidden_size),
       self_attention_(build, name + ".self_attention", std::move(rotary)),
       pre_mlp_layernorm_(build, name + ".pre_mlp_layernorm", build.config.hidden_size),

@@ -9,18 +9,12 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
-#include "worker/comm/communicator.h"
+#include "worker/model/mappings.h"
 #include "worker/model/transformer_config.h"
 #include "worker/parallel/parameter.h"
 #include "worker/parallel/rng.h"
 
 namespace muster {
-
-// This rank's place in the tensor-parallel group; comm is null when it is alone in it.
-struct TensorParallel {
-  Communicator* comm = nullptr;
-  int rank = 0, size = 1;
-};
 
 struct LayerBuild {
   const TransformerConfig& config;
@@ -40,10 +34,24 @@ struct InitMethod {
   static InitMethod Ones() { return {Kind::kOnes, 0}; }
 };
 
-// partition_dim -1: replicated over tp, drawn from the default region. Otherwise the dim of `shape`
-// (the whole tensor's) that is split over tp: flagged tensor_model_parallel, drawn from the
-// model-parallel region.
+// How a parameter is split over tp: which dim of the whole tensor, in how many blocks
+// (Parameter::partition_stride).
+struct Partition {
+  int dim = -1;  // -1: replicated
+  int stride = 1;
+};
+
+// `shape` is the whole tensor's. Replicated: drawn from the default region. Split: flagged
+// tensor_model_parallel, this rank's shard drawn from the model-parallel region.
 ParameterPtr MakeParameter(LayerBuild& build, std::string name, std::vector<int64_t> shape,
-                           InitMethod init, int partition_dim = -1);
+                           InitMethod init, Partition partition = {});
+
+// Flags a replicated parameter that acts on rows between the blocks: with sequence parallelism each
+// rank has the gradient of its slice only, and they are summed over tp. Null is allowed.
+void MarkSequenceParallel(const LayerBuild& build, const ParameterPtr& parameter);
+
+// The region of dropout between the blocks: equal on all tp ranks, except where they hold different
+// slices of the sequence (reference 3).
+at::Generator HiddenDropoutGenerator(const LayerBuild& build);
 
 }  // namespace muster

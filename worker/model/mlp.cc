@@ -8,9 +8,14 @@ namespace muster {
 
 Mlp::Mlp(LayerBuild& build, const std::string& name)
     : swiglu_(build.config.swiglu),
-      linear_fc1_(build, name + ".linear_fc1", build.config.hidden_size,
-                  build.config.ffn_hidden_size * (build.config.swiglu ? 2 : 1),
-                  build.config.add_bias_linear, build.config.init_method_std),
+      linear_fc1_(build, name + ".linear_fc1",
+                  {.in = build.config.hidden_size,
+                   .out = build.config.ffn_hidden_size * (build.config.swiglu ? 2 : 1),
+                   .bias = build.config.add_bias_linear,
+                   .init_std = build.config.init_method_std,
+                   // A shard holds its part of the gate, then its part of up: as the activation
+                   // wants it.
+                   .stride = build.config.swiglu ? 2 : 1}),
       linear_fc2_(build, name + ".linear_fc2", build.config.ffn_hidden_size,
                   build.config.hidden_size, build.config.add_bias_linear,
                   build.config.init_method_std /

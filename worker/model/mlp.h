@@ -14,7 +14,7 @@ class Mlp {
   // `name`: "decoder.layers.N.mlp". With SwiGLU fc1 has twice the rows: gate, then up.
   Mlp(LayerBuild& build, const std::string& name);
 
-  // x (N, H) normed -> (N, H), without fc2's bias (bias()).
+  // x (N, H) normed, or this rank's rows of it -> the same shape, without fc2's bias (bias()).
   at::Tensor Forward(const at::Tensor& x) const;
   const ParameterPtr& bias() const { return linear_fc2_.bias(); }
 

@@ -16,6 +16,10 @@ at::Tensor DataOrNone(const ParameterPtr& parameter) {
   return parameter == nullptr ? at::Tensor() : parameter->data;
 }
 
+void AwaitGather(const ParameterPtr& parameter) {
+  if (parameter != nullptr) parameter->AwaitGather();
+}
+
 }  // namespace
 
 at::Tensor MakeDropMask(const at::Tensor& like, double p, const at::Generator& generator) {
@@ -28,6 +32,7 @@ at::Tensor FinishAdd(const PendingAdd& pending) {
   if (!pending.branch.defined()) return pending.residual;
   const ParameterPtr& bias = pending.bias;
   const at::Tensor& mask = pending.drop_mask;
+  AwaitGather(bias);
   at::Tensor x;
   {
     OpForward forward;
@@ -48,6 +53,8 @@ Norm::Norm(LayerBuild& build, const std::string& name, int64_t width)
   if (kind_ == Normalization::kLayerNorm) {
     bias_ = MakeParameter(build, name + ".bias", {width}, InitMethod::Zeros());
   }
+  MarkSequenceParallel(build, weight_);
+  MarkSequenceParallel(build, bias_);
 }
 
 void Norm::MarkQkLayernorm() {
@@ -56,6 +63,9 @@ void Norm::MarkQkLayernorm() {
 }
 
 Norm::Result Norm::Forward(const PendingAdd& pending) const {
+  AwaitGather(weight_);
+  AwaitGather(bias_);
+  AwaitGather(pending.bias);
   NormForwardResult out;
   {
     OpForward forward;

@@ -256,73 +256,78 @@ MUSTER_INLINE void BiasSwigluBackwardLoop(const T* dy, const T* x, const T* bias
 }
 
 template <class T>
-MUSTER_INLINE void CrossEntropyLoop(const T* z, const int64_t* labels, Acc<T>* lse, Acc<T>* loss,
-                                    int64_t rows, int64_t cols) {
+MUSTER_INLINE void CrossEntropyLoop(const T* z, const int64_t* labels, int64_t begin, Acc<T>* lse,
+                                    Acc<T>* loss, int64_t rows, int64_t cols) {
   using A = Acc<T>;
   for (int64_t i = 0; i < rows; ++i, z += cols) {
     const A top = MaxOf(z, cols);
     const A sum = SumOf<A>(cols, [&](int64_t j) { return Exp(static_cast<A>(z[j]) - top); });
     lse[i] = top + std::log(sum);
+    const int64_t label = labels[i] - begin;
+    const bool here = label >= 0 && label < cols;
     // Both differences from the maximum are small: better than lse - z.
-    loss[i] = std::log(sum) - (static_cast<A>(z[labels[i]]) - top);
+    loss[i] = here ? std::log(sum) - (static_cast<A>(z[label]) - top) : A(0);
   }
 }
 
 template <class T>
-MUSTER_INLINE void CrossEntropyBackwardLoop(T* z, const int64_t* labels, const Acc<T>* lse,
-                                            const Acc<T>* dloss, int64_t rows, int64_t cols) {
+MUSTER_INLINE void CrossEntropyBackwardLoop(T* z, const int64_t* labels, int64_t begin,
+                                            const Acc<T>* lse, const Acc<T>* dloss, int64_t rows,
+                                            int64_t cols) {
   using A = Acc<T>;
   for (int64_t i = 0; i < rows; ++i, z += cols) {
     const A shift = lse[i], scale = dloss[i];
-    const A at_label = (Exp(static_cast<A>(z[labels[i]]) - shift) - A(1)) * scale;
+    const int64_t label = labels[i] - begin;
+    const bool here = label >= 0 && label < cols;
+    const A at_label = here ? (Exp(static_cast<A>(z[label]) - shift) - A(1)) * scale : A(0);
     for (int64_t j = 0; j < cols; ++j) {
       z[j] = static_cast<T>(Exp(static_cast<A>(z[j]) - shift) * scale);
     }
-    z[labels[i]] = static_cast<T>(at_label);
+    if (here) z[label] = static_cast<T>(at_label);
   }
 }
 
 }  // namespace
 
-#define MUSTER_DEFINE_ROW_KERNELS(T)                                                             \
-  MUSTER_VECTOR_CLONES void AddNorm(const AddNormRows<T>& a, int64_t rows, int64_t cols) {       \
-    AddNormLoop<T>(a, rows, cols);                                                               \
-  }                                                                                              \
-  MUSTER_VECTOR_CLONES void FinishAdd(const AddNormRows<T>& a, int64_t rows, int64_t cols) {     \
-    FinishAddLoop<T>(a, rows, cols);                                                             \
-  }                                                                                              \
-  MUSTER_VECTOR_CLONES void FinishAddBackward(const T* dx, const T* mask, T* dbranch,            \
-                                              Acc<T>* dbias, int64_t rows, int64_t cols) {       \
-    FinishAddBackwardLoop<T>(dx, mask, dbranch, dbias, rows, cols);                              \
-  }                                                                                              \
-  MUSTER_VECTOR_CLONES void NormBackward(const NormBackwardRows<T>& a, int64_t rows,             \
-                                         int64_t cols) {                                         \
-    NormBackwardLoop<T>(a, rows, cols);                                                          \
-  }                                                                                              \
-  MUSTER_VECTOR_CLONES void BiasGelu(const T* x, const T* bias, T* y, int64_t rows,              \
-                                     int64_t cols) {                                             \
-    BiasGeluLoop<T>(x, bias, y, rows, cols);                                                     \
-  }                                                                                              \
-  MUSTER_VECTOR_CLONES void BiasGeluBackward(const T* dy, const T* x, const T* bias, T* dx,      \
-                                             Acc<T>* sums, int64_t rows, int64_t cols) {         \
-    BiasGeluBackwardLoop<T>(dy, x, bias, dx, sums, rows, cols);                                  \
-  }                                                                                              \
-  MUSTER_VECTOR_CLONES void BiasSwiglu(const T* x, const T* bias, T* y, int64_t rows,            \
-                                       int64_t cols) {                                           \
-    BiasSwigluLoop<T>(x, bias, y, rows, cols);                                                   \
-  }                                                                                              \
-  MUSTER_VECTOR_CLONES void BiasSwigluBackward(const T* dy, const T* x, const T* bias, T* dx,    \
-                                               Acc<T>* sums, int64_t rows, int64_t cols) {       \
-    BiasSwigluBackwardLoop<T>(dy, x, bias, dx, sums, rows, cols);                                \
-  }                                                                                              \
-  MUSTER_VECTOR_CLONES void CrossEntropy(const T* z, const int64_t* labels, Acc<T>* lse,         \
-                                         Acc<T>* loss, int64_t rows, int64_t cols) {             \
-    CrossEntropyLoop<T>(z, labels, lse, loss, rows, cols);                                       \
-  }                                                                                              \
-  MUSTER_VECTOR_CLONES void CrossEntropyBackward(T* z, const int64_t* labels, const Acc<T>* lse, \
-                                                 const Acc<T>* dloss, int64_t rows,              \
-                                                 int64_t cols) {                                 \
-    CrossEntropyBackwardLoop<T>(z, labels, lse, dloss, rows, cols);                              \
+#define MUSTER_DEFINE_ROW_KERNELS(T)                                                              \
+  MUSTER_VECTOR_CLONES void AddNorm(const AddNormRows<T>& a, int64_t rows, int64_t cols) {        \
+    AddNormLoop<T>(a, rows, cols);                                                                \
+  }                                                                                               \
+  MUSTER_VECTOR_CLONES void FinishAdd(const AddNormRows<T>& a, int64_t rows, int64_t cols) {      \
+    FinishAddLoop<T>(a, rows, cols);                                                              \
+  }                                                                                               \
+  MUSTER_VECTOR_CLONES void FinishAddBackward(const T* dx, const T* mask, T* dbranch,             \
+                                              Acc<T>* dbias, int64_t rows, int64_t cols) {        \
+    FinishAddBackwardLoop<T>(dx, mask, dbranch, dbias, rows, cols);                               \
+  }                                                                                               \
+  MUSTER_VECTOR_CLONES void NormBackward(const NormBackwardRows<T>& a, int64_t rows,              \
+                                         int64_t cols) {                                          \
+    NormBackwardLoop<T>(a, rows, cols);                                                           \
+  }                                                                                               \
+  MUSTER_VECTOR_CLONES void BiasGelu(const T* x, const T* bias, T* y, int64_t rows,               \
+                                     int64_t cols) {                                              \
+    BiasGeluLoop<T>(x, bias, y, rows, cols);                                                      \
+  }                                                                                               \
+  MUSTER_VECTOR_CLONES void BiasGeluBackward(const T* dy, const T* x, const T* bias, T* dx,       \
+                                             Acc<T>* sums, int64_t rows, int64_t cols) {          \
+    BiasGeluBackwardLoop<T>(dy, x, bias, dx, sums, rows, cols);                                   \
+  }                                                                                               \
+  MUSTER_VECTOR_CLONES void BiasSwiglu(const T* x, const T* bias, T* y, int64_t rows,             \
+                                       int64_t cols) {                                            \
+    BiasSwigluLoop<T>(x, bias, y, rows, cols);                                                    \
+  }                                                                                               \
+  MUSTER_VECTOR_CLONES void BiasSwigluBackward(const T* dy, const T* x, const T* bias, T* dx,     \
+                                               Acc<T>* sums, int64_t rows, int64_t cols) {        \
+    BiasSwigluBackwardLoop<T>(dy, x, bias, dx, sums, rows, cols);                                 \
+  }                                                                                               \
+  MUSTER_VECTOR_CLONES void CrossEntropy(const T* z, const int64_t* labels, int64_t begin,        \
+                                         Acc<T>* lse, Acc<T>* loss, int64_t rows, int64_t cols) { \
+    CrossEntropyLoop<T>(z, labels, begin, lse, loss, rows, cols);                                 \
+  }                                                                                               \
+  MUSTER_VECTOR_CLONES void CrossEntropyBackward(T* z, const int64_t* labels, int64_t begin,      \
+                                                 const Acc<T>* lse, const Acc<T>* dloss,          \
+                                                 int64_t rows, int64_t cols) {                    \
+    CrossEntropyBackwardLoop<T>(z, labels, begin, lse, dloss, rows, cols);                        \
   }
 MUSTER_DEFINE_ROW_KERNELS(float)
 MUSTER_DEFINE_ROW_KERNELS(double)

@@ -64,12 +64,13 @@ struct NormBackwardRows {
   void BiasSwiglu(const T* x, const T* bias, T* y, int64_t rows, int64_t cols);                    \
   void BiasSwigluBackward(const T* dy, const T* x, const T* bias, T* dx, Acc<T>* sums,             \
                           int64_t rows, int64_t cols);                                             \
-  /* lse = ln sum exp(z); loss = lse - z[label] */                                                 \
-  void CrossEntropy(const T* z, const int64_t* labels, Acc<T>* lse, Acc<T>* loss, int64_t rows,    \
-                    int64_t cols);                                                                 \
+  /* Column j stands for token begin + j. lse = ln sum exp(z); loss = lse - z of the label, or 0   \
+     where the label has no column here */                                                         \
+  void CrossEntropy(const T* z, const int64_t* labels, int64_t begin, Acc<T>* lse, Acc<T>* loss,   \
+                    int64_t rows, int64_t cols);                                                   \
   /* z <- (exp(z - lse) - onehot(label)) * dloss */                                                \
-  void CrossEntropyBackward(T* z, const int64_t* labels, const Acc<T>* lse, const Acc<T>* dloss,   \
-                            int64_t rows, int64_t cols);
+  void CrossEntropyBackward(T* z, const int64_t* labels, int64_t begin, const Acc<T>* lse,         \
+                            const Acc<T>* dloss, int64_t rows, int64_t cols);
 MUSTER_DECLARE_ROW_KERNELS(float)
 MUSTER_DECLARE_ROW_KERNELS(double)
 MUSTER_DECLARE_ROW_KERNELS(c10::BFloat16)

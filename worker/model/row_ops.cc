@@ -248,19 +248,21 @@ ActivationGrads BiasSwigluBackward(const at::Tensor& grad, const at::Tensor& x,
   return out;
 }
 
-CrossEntropyResult CrossEntropy(const at::Tensor& logits, const at::Tensor& labels) {
+CrossEntropyResult CrossEntropy(const at::Tensor& logits, const at::Tensor& labels,
+                                const VocabShard& shard) {
   const int64_t rows = logits.size(0), cols = logits.size(1);
+  const int64_t vocab = shard.vocab == 0 ? cols : shard.vocab;
   const int64_t* label = labels.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < rows; ++i) {
-    TORCH_CHECK_INDEX(label[i] >= 0 && label[i] < cols, "label ", label[i], " is not in [0, ", cols,
-                      ") of the padded vocabulary");
+    TORCH_CHECK_INDEX(label[i] >= 0 && label[i] < vocab, "label ", label[i], " is not in [0, ",
+                      vocab, ") of the padded vocabulary");
   }
   CrossEntropyResult out = {at::empty({rows}, AccOptions(logits)),
                             at::empty({rows}, AccOptions(logits))};
   MUSTER_DISPATCH(logits.scalar_type(), [&] {
     using A = kernels::Acc<scalar_t>;
     ForBlocks(rows, [&](int64_t, int64_t first, int64_t count) {
-      kernels::CrossEntropy(Data<scalar_t>(logits) + first * cols, label + first,
+      kernels::CrossEntropy(Data<scalar_t>(logits) + first * cols, label + first, shard.begin,
                             Data<A>(out.lse) + first, Data<A>(out.loss) + first, count, cols);
     });
   });
@@ -268,15 +270,15 @@ CrossEntropyResult CrossEntropy(const at::Tensor& logits, const at::Tensor& labe
 }
 
 void CrossEntropyBackward(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& lse,
-                          const at::Tensor& dloss) {
+                          const at::Tensor& dloss, const VocabShard& shard) {
   const int64_t rows = logits.size(0), cols = logits.size(1);
   const at::Tensor scale = Dense(dloss);
   MUSTER_DISPATCH(logits.scalar_type(), [&] {
     using A = kernels::Acc<scalar_t>;
     ForBlocks(rows, [&](int64_t, int64_t first, int64_t count) {
       kernels::CrossEntropyBackward(Data<scalar_t>(logits) + first * cols,
-                                    labels.const_data_ptr<int64_t>() + first, Data<A>(lse) + first,
-                                    Data<A>(scale) + first, count, cols);
+                                    labels.const_data_ptr<int64_t>() + first, shard.begin,
+                                    Data<A>(lse) + first, Data<A>(scale) + first, count, cols);
     });
   });
 }

@@ -2,9 +2,21 @@
 // and with them the order of every sum, do not depend on the number of threads.
 #pragma once
 
+#include <cstdint>
+
 #include <ATen/core/Tensor.h>
 
 #include "worker/model/norm_kernels.h"
+
+namespace muster {
+
+// Which tokens the columns of logits stand for: column j is token begin + j of `vocab` (0: the
+// columns are all of them).
+struct VocabShard {
+  int64_t begin = 0, vocab = 0;
+};
+
+}  // namespace muster
 
 namespace muster::row_ops {
 
@@ -31,10 +43,13 @@ ActivationGrads BiasSwigluBackward(const at::Tensor& dy, const at::Tensor& x,
 struct CrossEntropyResult {
   at::Tensor lse, loss;  // (N), accumulation type
 };
-// logits (N, V), labels (N) in [0, V): IndexError for others.
-CrossEntropyResult CrossEntropy(const at::Tensor& logits, const at::Tensor& labels);
-// In place: logits become their gradient.
+// logits (N, columns), labels (N) in [0, vocab): IndexError for others. lse and loss are of the
+// columns that are here; the loss is 0 where the label's is not.
+CrossEntropyResult CrossEntropy(const at::Tensor& logits, const at::Tensor& labels,
+                                const VocabShard& shard = {});
+// In place: logits become their gradient (exp(logits - lse) - onehot) * dloss, lse being that of
+// the whole vocabulary.
 void CrossEntropyBackward(const at::Tensor& logits, const at::Tensor& labels, const at::Tensor& lse,
-                          const at::Tensor& dloss);
+                          const at::Tensor& dloss, const VocabShard& shard = {});
 
 }  // namespace muster::row_ops

@@ -11,11 +11,6 @@ absl::StatusOr<TransformerConfig> TransformerConfig::FromSpec(const JobSpec& spe
     return absl::UnimplementedError(absl::StrCat("model.num_experts=", *model.num_experts,
                                                  ": the gpt model has no MoE layers yet"));
   }
-  if (spec.parallel.tensor_model_parallel_size != 1) {
-    return absl::UnimplementedError(absl::StrCat(
-        "parallel.tensor_model_parallel_size=", spec.parallel.tensor_model_parallel_size,
-        ": the gpt model runs with 1 only"));
-  }
   if (spec.parallel.context_parallel_size != 1) {
     return absl::UnimplementedError(
         absl::StrCat("parallel.context_parallel_size=", spec.parallel.context_parallel_size,
