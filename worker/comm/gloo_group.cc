@@ -348,8 +348,8 @@ void GlooGroup::Watch(const RunningPtr& running, const Works& works) {
   }
   const auto limit = std::chrono::milliseconds(
       absl::ToInt64Milliseconds(std::min(options_.operation_limit, absl::Hours(24))));
-  waiters_.Run([self = shared_from_this(), running, works, limit] {
-    for (const auto& work : works) {
+  waiters_.Run([self = shared_from_this(), running, works = Works(works), limit]() mutable {
+    for (auto& work : works) {
       std::string error;
       try {
         if (!work->wait(limit)) error = "the group was aborted";
@@ -357,6 +357,7 @@ void GlooGroup::Watch(const RunningPtr& running, const Works& works) {
         error = e.what();
         if (error.empty()) error = "unknown error";
       }
+      work.reset();  // it holds the tensor
       self->WorkEnded(running, error);
     }
   });
@@ -384,11 +385,16 @@ void GlooGroup::WorkEnded(const RunningPtr& running, const std::string& error) {
 
 void GlooGroup::End(const RunningPtr& running, bool done) {
   if (done && !running->internal) log_.Finish(running->sequence, absl::OkStatus(), absl::Now());
-  Works works;  // these and the tensors are freed outside the lock
-  Operation operation;
+  {
+    // These and the tensors are freed outside the lock, and before anyone learns that the operation
+    // is done: who waited for it holds the last reference then.
+    Works works;
+    Operation operation;
+    MutexLock lock(&state_->mu);
+    works.swap(running->works);
+    std::swap(operation, running->operation);
+  }
   MutexLock lock(&state_->mu);
-  works.swap(running->works);
-  std::swap(operation, running->operation);
   running->done = done;
   if (done) running->changed.NotifyAll();
   in_flight_.erase(running);

@@ -1,6 +1,7 @@
 #include "worker/comm/thread_group.h"
 
 #include <exception>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -118,8 +119,10 @@ void ThreadGroup::Arrive(const OpPtr& op, std::deque<Job>* jobs) {
       PartDone(op, jobs);
       return;
     }
-    // PartDone may finish the operation while the loop still runs: `op` keeps it alive.
-    for (const Transfer& transfer : op->transfers) ArriveTransfer(op, transfer, jobs);
+    // From here on the letters own the parts, so that a handle does not keep them once they are
+    // delivered. PartDone may finish the operation while the loop still runs: `op` keeps it alive.
+    const std::vector<Transfer> transfers = std::exchange(op->transfers, {});
+    for (const Transfer& transfer : transfers) ArriveTransfer(op, transfer, jobs);
     return;
   }
   std::shared_ptr<Slot>& slot = slots_[op->number];
@@ -185,7 +188,7 @@ void ThreadGroup::PartDone(const OpPtr& op, std::deque<Job>* jobs) {
 
 void ThreadGroup::Run(std::deque<Job> jobs) {
   while (!jobs.empty()) {
-    const Job job = std::move(jobs.front());
+    Job job = std::move(jobs.front());
     jobs.pop_front();
     absl::Status status;
     if (job.slot != nullptr) {
@@ -196,6 +199,9 @@ void ThreadGroup::Run(std::deque<Job> jobs) {
       if (!status.ok()) status = Annotate(status, first.signature);
     } else {
       status = Guarded([&] { return move_(*job.receive.transfer.part, *job.send.transfer.part); });
+      // Before anyone learns that it is done: who waited holds the last reference then.
+      job.receive.transfer.part.reset();
+      job.send.transfer.part.reset();
       if (!status.ok()) status = Annotate(status, "send_recv");
     }
     MutexLock lock(&state_->mu);

@@ -1,6 +1,10 @@
 // Carries out a schedule: forward and backward passes of a step's (or an evaluation's)
 // microbatches and the exchanges with the neighbouring stages, in the order that the list says
 // (reference 4.1, 5.1). One thread.
+//
+// Of an output that was sent only its place in the autograd graph is kept; its memory goes with the
+// message (reference 4.1, output deallocation). The last stage, where losses are computed, is the
+// chunk that sends no activations.
 #pragma once
 
 #include <functional>
@@ -42,11 +46,13 @@ struct ForwardBackwardResult {
   // Filled on the last stage only. Per key of the loss function: [sum, count] summed over
   // microbatches, or [mean of values] for one-element reports.
   std::map<std::string, at::Tensor> reported;
-  at::Tensor num_tokens;  // scalar int64: of all microbatches, on this rank
+  at::Tensor num_tokens;  // scalar int64: of all microbatches, on this rank; 0 elsewhere
 };
 
-// Errors: of the data iterator (OUT_OF_RANGE: no more data), the forward step, the collectives of
-// the overlap.
+// Errors: of the data iterator (OUT_OF_RANGE: no more data), the forward step, the exchanges and
+// the collectives of the overlap; INVALID_ARGUMENT, FAILED_PRECONDITION for a list that does not
+// fit the options or itself. Throws CollectiveError out of passes. Other stages are left waiting:
+// the caller aborts.
 absl::StatusOr<ForwardBackwardResult> RunForwardBackward(const ForwardBackwardOptions& options);
 
 // Sums the [sum, count] reports over dp_cp and divides; leaves one-element reports as they are
