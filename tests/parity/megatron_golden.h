@@ -1,0 +1,38 @@
+// What tests/golden/make_megatron_goldens.py wrote, and jobs that train the same model on the same
+// batches: the real trainer, ranks as threads, with a model provider that sets the weights and a
+// dataset of the golden's samples.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+
+#include "nlohmann/json.hpp"
+
+namespace muster {
+
+struct MegatronGolden {
+  nlohmann::json document;
+  std::map<std::string, at::Tensor> tensors;
+  const at::Tensor& at(const std::string& name) const { return tensors.at(name); }
+  std::vector<double> Losses(const std::string& layout) const;
+  std::vector<double> GradNorms(const std::string& layout) const;
+};
+// "gpt2" or "llama".
+MegatronGolden LoadMegatronGolden(const std::string& name);
+
+struct GoldenRun {
+  std::vector<double> losses, grad_norms;
+  std::map<std::string, at::Tensor> weights;  // whole, after the last step
+};
+// Trains on the golden's batches from its weights with `settings` ("section.field=value") on top of
+// its model and optimizer. Failures are the test's.
+GoldenRun TrainGolden(const MegatronGolden& golden, const std::vector<std::string>& settings);
+
+// main_grad of every parameter of a single process after the first step's microbatches, by name.
+std::map<std::string, at::Tensor> FirstGradients(const MegatronGolden& golden,
+                                                 const std::vector<std::string>& settings);
+
+}  // namespace muster
