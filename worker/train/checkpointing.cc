@@ -2,62 +2,16 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <algorithm>
-
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "common/schedule/from_spec.h"
+#include "worker/checkpoint/assign_writers.h"
 #include "worker/comm/self_communicator.h"
 #include "worker/train/checkpoint_json.h"
+#include "worker/train/job_tensors.h"
 
 namespace muster {
 namespace {
-
-std::string OptimizerTensorName(const OptimizerStateTensor& tensor) {
-  return absl::StrCat("optimizer.", tensor.kind, ".", tensor.param);
-}
-
-std::vector<NamedTensor> ModelTensors(const JobState& state) {
-  std::vector<NamedTensor> out;
-  for (const ParameterPtr& parameter : ParametersOf(state)) {
-    if (parameter->shared) continue;  // the tied copy: the first stage's is the one that is kept
-    NamedTensor tensor{.name = parameter->name,
-                       .data = parameter->data.detach(),
-                       .global_shape = parameter->global_shape,
-                       .global_offset = parameter->global_offset};
-    tensor.allow_dim0_padding = parameter->is_embedding_or_output_parameter;
-    out.push_back(std::move(tensor));
-  }
-  return out;
-}
-
-std::vector<NamedTensor> OptimizerTensors(const JobState& state) {
-  std::map<std::string, const Parameter*> parameters;
-  for (const ParameterPtr& parameter : ParametersOf(state))
-    parameters[parameter->name] = parameter.get();
-  std::vector<NamedTensor> out;
-  for (const OptimizerStateTensor& tensor : state.optimizer->StateTensors()) {
-    NamedTensor named{.name = OptimizerTensorName(tensor),
-                      .data = tensor.tensor,
-                      .global_shape = tensor.global_shape,
-                      .global_offset = tensor.global_offset};
-    auto it = parameters.find(tensor.param);
-    named.allow_dim0_padding =
-        it != parameters.end() && it->second->is_embedding_or_output_parameter;
-    out.push_back(std::move(named));
-  }
-  return out;
-}
-
-// Data-parallel replicas hold the same tensors: each writes a part of about equal size.
-void ShareWriting(std::vector<NamedTensor>& tensors, const Communicator& dp_cp) {
-  std::vector<int64_t> load(static_cast<size_t>(dp_cp.size()), 0);
-  for (NamedTensor& tensor : tensors) {
-    const auto lightest = std::min_element(load.begin(), load.end());
-    *lightest += static_cast<int64_t>(tensor.data.nbytes());
-    tensor.write = lightest - load.begin() == dp_cp.rank();
-  }
-}
 
 absl::Status CheckSameModel(const JobSpec& saved, const JobSpec& ours) {
   auto differs = [](const char* field, const auto& in_checkpoint, const auto& in_spec) {
@@ -140,9 +94,10 @@ absl::StatusOr<LoadedJob> LoadFrom(JobState& state, const std::string& root,
         absl::StrCat(base.path, " holds no optimizer state (checkpoint.no_save_optim); set ",
                      "checkpoint.no_load_optim or checkpoint.finetune to begin with a fresh one"));
   }
-  std::vector<NamedTensor> tensors = ModelTensors(state);
+  std::vector<NamedTensor> tensors = ModelTensors(state, TensorUse::kLoad);
   if (load_optimizer) {
-    for (NamedTensor& tensor : OptimizerTensors(state)) tensors.push_back(std::move(tensor));
+    for (NamedTensor& tensor : OptimizerTensors(state, TensorUse::kLoad))
+      tensors.push_back(std::move(tensor));
   }
   options.ckpt_step = base.iteration;  // the same one, should a newer one appear meanwhile
   RETURN_IF_ERROR(LoadCheckpoint(options, tensors, world).status());
@@ -181,14 +136,17 @@ absl::StatusOr<SavedCheckpoint> SaveJob(const JobState& state, int64_t epoch) {
         "checkpoint.save is not set: there is no folder to save to");
 
   CommonCheckpointState common{.spec_json = JobSpecToJson(state.spec), .progress = state.progress};
-  CheckpointState saved{.iteration = state.progress.iteration, .tensors = ModelTensors(state)};
+  CheckpointState saved{.iteration = state.progress.iteration,
+                        .tensors = ModelTensors(state, TensorUse::kSave)};
   if (state.optimizer != nullptr && !checkpoint.no_save_optim) {
-    for (NamedTensor& tensor : OptimizerTensors(state)) saved.tensors.push_back(std::move(tensor));
+    for (NamedTensor& tensor : OptimizerTensors(state, TensorUse::kSave))
+      saved.tensors.push_back(std::move(tensor));
     common.lr_schedule = state.lr_schedule->State();
     common.loss_scaler = state.loss_scaler->state();
     common.optimizer_groups = state.optimizer->GroupStates();
   }
-  ShareWriting(saved.tensors, state.parallel.Group("dp_cp"));
+  // Replicas of a slice are on ranks of one pipeline stage.
+  RETURN_IF_ERROR(AssignWriters(saved.tensors, state.device, state.parallel.Group("tp_dp_cp")));
   saved.common_json = EncodeCommonState(common);
   saved.rank_json = EncodeRngState(checkpoint.no_save_rng ? std::map<std::string, std::string>()
                                                           : state.rng.SaveState());
@@ -249,7 +207,7 @@ absl::StatusOr<JobSpec> SpecOfCheckpoint(const std::string& root,
 
 absl::Status LoadWeights(JobState& state, const std::string& root,
                          std::optional<int64_t> ckpt_step) {
-  std::vector<NamedTensor> tensors = ModelTensors(state);
+  std::vector<NamedTensor> tensors = ModelTensors(state, TensorUse::kLoad);
   return LoadCheckpoint({.root = root, .ckpt_step = ckpt_step, .comm_device = state.device},
                         tensors, state.parallel.world())
       .status();

@@ -6,17 +6,16 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "worker/train/job_data.h"
 #include "worker/train/job_state.h"
 
 namespace muster {
 
-// At most `eval_iters` iterations of `num_microbatches` each, fewer where the data ends at an
-// iteration's start (full validation: ranks may have different numbers of samples); token-weighted
-// means over all of them and over dp_cp. The model's training flag is restored. Consumes from
-// `data`; the caller counts the samples.
-absl::StatusOr<std::map<std::string, double>> Evaluate(JobState& state, DataIterator& data,
-                                                       int64_t eval_iters,
-                                                       int64_t num_microbatches);
+// Token-weighted means over the pass's iterations and over dp_cp; on the last stage only, the
+// others get none. The model's training flag is restored. Consumes pass.data; the caller counts the
+// samples, and has turned the forward pre-hooks off.
+absl::StatusOr<std::map<std::string, double>> Evaluate(JobState& state,
+                                                       const JobData::EvaluationPass& pass);
 
 // PPL as it is reported: exp(min(20, loss)).
 double Perplexity(double loss);

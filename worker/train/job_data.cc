@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <limits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -68,13 +67,17 @@ class DeviceIterator final : public DataIterator {
   const c10::Device device_;
 };
 
-absl::StatusOr<std::unique_ptr<DataIterator>> MakeIterator(std::shared_ptr<const Dataset> dataset,
-                                                           const DataIteratorOptions& options,
-                                                           c10::Device device) {
-  ASSIGN_OR_RETURN(std::unique_ptr<DataIterator> data,
-                   MakeDataIterator(std::move(dataset), options));
-  if (device.is_cpu()) return data;
-  return std::make_unique<DeviceIterator>(std::move(data), device);
+absl::StatusOr<DataIterators> MakeIterators(const JobState& state,
+                                            const std::shared_ptr<const Dataset>& dataset,
+                                            const DataIteratorOptions& options) {
+  DataIterators iterators;
+  for (size_t chunk = 0; chunk < state.chunks.size(); ++chunk) {
+    ASSIGN_OR_RETURN(std::unique_ptr<DataIterator> data, MakeDataIterator(dataset, options));
+    if (!state.device.is_cpu())
+      data = std::make_unique<DeviceIterator>(std::move(data), state.device);
+    iterators.push_back(std::move(data));
+  }
+  return iterators;
 }
 
 }  // namespace
@@ -107,19 +110,18 @@ absl::StatusOr<JobData> JobData::Build(const JobState& state, const ProviderRegi
   return JobData(*std::move(datasets));
 }
 
-absl::StatusOr<std::unique_ptr<DataIterator>> JobData::TrainIterator(const JobState& state) const {
+absl::StatusOr<DataIterators> JobData::TrainIterators(const JobState& state) const {
   if (!has_train()) {
     return absl::FailedPreconditionError(
         "data.split leaves no training data: give the first number a share");
   }
-  return MakeIterator(datasets_.train,
-                      {.dataloader_type = state.spec.data.dataloader_type,
-                       .micro_batch_size = state.spec.training.micro_batch_size,
-                       .consumed_samples = state.progress.consumed_train_samples,
-                       .dp_rank = state.parallel.coordinates().dp,
-                       .dp_size = state.sizes.data_parallel_size,
-                       .data_sharding = state.spec.data.data_sharding},
-                      state.device);
+  return MakeIterators(state, datasets_.train,
+                       {.dataloader_type = state.spec.data.dataloader_type,
+                        .micro_batch_size = state.spec.training.micro_batch_size,
+                        .consumed_samples = state.progress.consumed_train_samples,
+                        .dp_rank = state.parallel.coordinates().dp,
+                        .dp_size = state.sizes.data_parallel_size,
+                        .data_sharding = state.spec.data.data_sharding});
 }
 
 absl::StatusOr<JobData::EvaluationPass> JobData::Evaluation(const JobState& state,
@@ -133,30 +135,30 @@ absl::StatusOr<JobData::EvaluationPass> JobData::Evaluation(const JobState& stat
   const int dp_rank = state.parallel.coordinates().dp;
   EvaluationPass pass;
   if (IsFullValidation(state, split)) {
-    pass.eval_iters = std::numeric_limits<int64_t>::max();
+    // Rank r takes samples r, r + dp, ...
+    pass.eval_iters = (dataset->size() - dp_rank + dp - 1) / dp;
     pass.samples = dataset->size();
-    ASSIGN_OR_RETURN(pass.data, MakeIterator(dataset,
-                                             {.dataloader_type = "full_validation",
-                                              .micro_batch_size = 1,
-                                              .dp_rank = dp_rank,
-                                              .dp_size = dp},
-                                             state.device));
+    ASSIGN_OR_RETURN(pass.data, MakeIterators(state, dataset,
+                                              {.dataloader_type = "full_validation",
+                                               .micro_batch_size = 1,
+                                               .dp_rank = dp_rank,
+                                               .dp_size = dp}));
     return pass;
   }
   const int64_t batch = EvaluationBatch(state);
+  pass.micro_batch_size = micro;
   ASSIGN_OR_RETURN(pass.num_microbatches, EvalMicrobatches(batch, micro, dp));
   // A set smaller than asked for is used as far as it goes.
   pass.eval_iters = std::min(state.spec.evaluation.eval_iters, dataset->size() / batch);
   pass.samples = pass.eval_iters * batch;
   int64_t consumed = split == "valid" ? state.progress.consumed_valid_samples : 0;
   if (consumed + pass.samples > dataset->size()) consumed = 0;
-  ASSIGN_OR_RETURN(pass.data, MakeIterator(dataset,
-                                           {.dataloader_type = "single",
-                                            .micro_batch_size = micro,
-                                            .consumed_samples = consumed,
-                                            .dp_rank = dp_rank,
-                                            .dp_size = dp},
-                                           state.device));
+  ASSIGN_OR_RETURN(pass.data, MakeIterators(state, dataset,
+                                            {.dataloader_type = "single",
+                                             .micro_batch_size = micro,
+                                             .consumed_samples = consumed,
+                                             .dp_rank = dp_rank,
+                                             .dp_size = dp}));
   return pass;
 }
 

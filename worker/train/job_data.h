@@ -3,12 +3,18 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "worker/provider/provider.h"
 #include "worker/train/job_state.h"
 
 namespace muster {
+
+// By chunk of this rank: each reads the same microbatches through an iterator of its own (a chunk
+// of a later virtual stage comes to a microbatch later). Equal on all tp and pp ranks of a
+// data-parallel coordinate.
+using DataIterators = std::vector<std::unique_ptr<DataIterator>>;
 
 class JobData {
  public:
@@ -17,14 +23,15 @@ class JobData {
   static absl::StatusOr<JobData> Build(const JobState& state, const ProviderRegistry& providers);
 
   // From the consumed samples on.
-  absl::StatusOr<std::unique_ptr<DataIterator>> TrainIterator(const JobState& state) const;
+  absl::StatusOr<DataIterators> TrainIterators(const JobState& state) const;
 
   // One evaluation's data: "valid" from the consumed position (from the start again where too
   // little is left), "test" from the start. NOT_FOUND: there is no such data.
   struct EvaluationPass {
-    std::unique_ptr<DataIterator> data;
-    int64_t eval_iters = 0;
+    DataIterators data;
+    int64_t eval_iters = 0;  // of this data-parallel coordinate (full validation: they may differ)
     int64_t num_microbatches = 1;
+    int64_t micro_batch_size = 1;
     int64_t samples = 0;  // that it consumes, over all ranks
   };
   absl::StatusOr<EvaluationPass> Evaluation(const JobState& state, const std::string& split) const;

@@ -26,7 +26,7 @@ std::vector<ParameterPtr> ParametersOf(const JobState& state) {
 
 namespace {
 
-DdpOptions DdpOptionsOf(const JobSpec& spec, const ResolvedSpec& sizes) {
+DdpOptions DdpOptionsOf(const JobSpec& spec, const ResolvedSpec& sizes, int virtual_pp) {
   DdpOptions options;
   options.overlap_grad_reduce = spec.parallel.overlap_grad_reduce;
   options.grad_reduce_in_fp32 = sizes.grads_in_fp32;
@@ -37,7 +37,37 @@ DdpOptions DdpOptionsOf(const JobSpec& spec, const ResolvedSpec& sizes) {
   options.bucket_size = spec.parallel.ddp_bucket_size;
   options.num_buckets = spec.parallel.ddp_num_buckets;
   options.use_distributed_optimizer = spec.parallel.use_distributed_optimizer;
+  options.overlap_param_gather =
+      spec.parallel.use_distributed_optimizer && spec.parallel.overlap_param_gather;
+  // Effective only where the schedule dispatches the gathers.
+  options.align_param_gather = ScheduleOptionsOf(spec, virtual_pp, 1).has_param_sync_func;
   return options;
+}
+
+// The chunks of this rank's virtual stages, in order (reference 2.1). Collective over the embedding
+// group where the embedding is tied.
+absl::Status BuildChunks(ModelProvider& provider, JobState& state) {
+  ASSIGN_OR_RETURN(const LayerSplit split, LayerSplitOf(state.spec));
+  ASSIGN_OR_RETURN(const LayerTable table, AssignLayers(split));
+  const std::vector<ChunkLayers>& stages = table[state.parallel.coordinates().pp];
+  for (size_t stage = 0; stage < stages.size(); ++stage) {
+    const ChunkLayers& holds = stages[stage];
+    ModelBuildContext context{.spec = state.spec,
+                              .sizes = state.sizes,
+                              .parallel = state.parallel,
+                              .rng = state.rng,
+                              .device = state.device,
+                              .params_dtype = ParamsDtype(state.spec),
+                              .pre_process = holds.embedding,
+                              .post_process = holds.loss,
+                              .layer_offset = holds.layers.empty() ? 0 : holds.layers.front(),
+                              .num_layers = static_cast<int64_t>(holds.layers.size())};
+    if (stages.size() > 1) context.vp_stage = static_cast<int>(stage);
+    ASSIGN_OR_RETURN(std::unique_ptr<ModelChunk> chunk, provider.Build(context));
+    state.chunks.push_back(std::move(chunk));
+  }
+  state.is_last_stage = stages.back().loss;
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -77,30 +107,22 @@ absl::StatusOr<std::unique_ptr<JobState>> BuildJobState(const JobSpec& spec,
                    MicrobatchCalculator::Create(MicrobatchOptionsOf(spec, sizes)));
   state->train_iters = sizes.train_iters;
 
-  ModelBuildContext context{.spec = state->spec,
-                            .sizes = state->sizes,
-                            .parallel = state->parallel,
-                            .rng = state->rng,
-                            .device = device,
-                            .params_dtype = ParamsDtype(spec),
-                            .num_layers = spec.model.num_layers};
-  ASSIGN_OR_RETURN(std::unique_ptr<ModelChunk> chunk, model_provider->Build(context));
-  state->chunks.push_back(std::move(chunk));
+  RETURN_IF_ERROR(BuildChunks(*model_provider, *state));
   if (spec.training.skip_train) return state;
 
+  const int virtual_pp = static_cast<int>(state->chunks.size());
   std::vector<std::vector<ParameterPtr>> parameters;
   for (const auto& each : state->chunks) parameters.push_back(each->parameters());
-  ASSIGN_OR_RETURN(state->ddp, DistributedDataParallel::Create(std::move(parameters),
-                                                               DdpGroups::Of(state->parallel),
-                                                               DdpOptionsOf(spec, sizes)));
+  ASSIGN_OR_RETURN(state->ddp, DistributedDataParallel::Create(
+                                   std::move(parameters), DdpGroups::Of(state->parallel),
+                                   DdpOptionsOf(spec, sizes, virtual_pp)));
   if (spec.training.data_parallel_random_init) RETURN_IF_ERROR(state->ddp->BroadcastParams());
 
   ASSIGN_OR_RETURN(const OptimizerOptions optimizer_options, OptimizerOptions::FromSpec(spec));
   ASSIGN_OR_RETURN(
       state->optimizer,
-      Optimizer::Create(state->ddp->shards(),
-                        GradStatsGroups::Of(state->parallel, spec.model.num_experts.has_value()),
-                        optimizer_options));
+      Optimizer::Create(ParametersOf(*state), state->ddp->shards(),
+                        OptimizerGroups::Of(state->parallel, state->spec), optimizer_options));
   ASSIGN_OR_RETURN(const LrScheduleOptions lr_options, LrScheduleOptionsOf(spec, sizes));
   ASSIGN_OR_RETURN(state->lr_schedule, LrSchedule::Create(lr_options));
   ApplySchedule(*state->lr_schedule, *state->optimizer);

@@ -41,6 +41,7 @@ struct JobState {
   ParallelContext parallel;
   RngTracker rng;
   std::vector<std::unique_ptr<ModelChunk>> chunks;  // by virtual stage; one without them
+  bool is_last_stage = true;  // computes losses: this rank's last chunk ends the model
   std::shared_ptr<ForwardStep> forward_step;
   // Null with skip_train.
   std::unique_ptr<DistributedDataParallel> ddp;

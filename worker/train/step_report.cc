@@ -49,7 +49,7 @@ StepMessage MakeStepMessage(const JobState& state, const TrainStepResult& step,
 }
 
 std::string TrainingLog::Add(const StepMessage& step, const std::map<std::string, double>& losses,
-                             int64_t train_iters) {
+                             int64_t train_iters, const LoggedValues& values) {
   step.skipped ? ++skipped_ : ++advanced_;
   if (step.skipped && !step.lm_loss.has_value()) ++nan_;
   elapsed_ms_ += step.elapsed_ms;
@@ -75,6 +75,10 @@ std::string TrainingLog::Add(const StepMessage& step, const std::map<std::string
   absl::StrAppendFormat(&line, " loss scale: %.1f |", step.loss_scale);
   if (step.grad_norm.has_value())
     absl::StrAppendFormat(&line, " grad norm: %.3f |", *step.grad_norm);
+  if (values.num_zeros.has_value())
+    absl::StrAppendFormat(&line, " num zeros: %d |", *values.num_zeros);
+  if (values.params_norm.has_value())
+    absl::StrAppendFormat(&line, " params norm: %.3f |", *values.params_norm);
   absl::StrAppendFormat(&line,
                         " number of skipped iterations: %3d | number of nan iterations: %3d |",
                         skipped_, nan_);

@@ -9,6 +9,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/control/messages.h"
+#include "worker/train/job_data.h"
 #include "worker/train/job_state.h"
 #include "worker/train/step_agreement.h"
 #include "worker/train/timers.h"
@@ -17,10 +18,11 @@ namespace muster {
 
 struct TrainStepResult {
   std::map<std::string, double>
-      losses;  // reduced over dp_cp; "lm loss" and whatever else the loss function reports
+      losses;  // last stage only: reduced over dp_cp; "lm loss" and whatever else is reported
   bool skipped = false;  // found_inf: parameters unchanged; the samples are consumed all the same
   std::optional<double> grad_norm;
   std::optional<int64_t> num_zeros;
+  std::optional<double> params_norm;  // with training.log_params_norm, after the update
   BatchSizes batch;                   // that this step used
   double loss_scale = 1;              // that this step used
   StepDecision decision;              // of the agreement
@@ -30,7 +32,7 @@ struct TrainStepResult {
 // Collective. On return the step is committed on every rank, and `state` is advanced except for
 // progress.iteration and the FLOPs. INTERNAL "iteration k: loss is nan ..." when a result is
 // rejected on any rank (rerun.mode validate_results).
-absl::StatusOr<TrainStepResult> TrainStep(JobState& state, DataIterator& data,
+absl::StatusOr<TrainStepResult> TrainStep(JobState& state, const DataIterators& data,
                                           StepAgreement& agreement, ExitWish wish, Timers& timers);
 
 }  // namespace muster

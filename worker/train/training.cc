@@ -39,8 +39,7 @@ class Training {
     eval_options_.do_valid = data_.has_valid();
     eval_options_.do_test = data_.has_test();
     const RankCoordinates& where = state_->parallel.coordinates();
-    reports_ = where.tp == 0 && where.cp == 0 && where.dp == 0 &&
-               where.pp == state_->spec.parallel.pipeline_model_parallel_size - 1;
+    reports_ = where.tp == 0 && where.cp == 0 && where.dp == 0 && state_->is_last_stage;
   }
 
   absl::StatusOr<TrainingResult> Run() {
@@ -71,7 +70,9 @@ class Training {
   }
 
   absl::Status TrainUntilDone() {
-    ASSIGN_OR_RETURN(std::unique_ptr<DataIterator> data, data_.TrainIterator(*state_));
+    ASSIGN_OR_RETURN(const DataIterators data, data_.TrainIterators(*state_));
+    // The first forward pass reads the parameters as they are here (reference 12.2).
+    if (GathersBehindForward()) RETURN_IF_ERROR(ddp().DisableForwardPreHook(/*param_sync=*/false));
     if (EvaluateAtStart(eval_options_, Iteration()).evaluate)
       RETURN_IF_ERROR(EvaluateAndReport("valid", false));
     Phase("training");
@@ -85,11 +86,14 @@ class Training {
       }
       num_microbatches = batch.num_microbatches;
       if (IsToBeSkipped(Iteration() + 1)) {
-        RETURN_IF_ERROR(SkipIteration(*data));
+        RETURN_IF_ERROR(SkipIteration(data));
         continue;
       }
       ASSIGN_OR_RETURN(const TrainStepResult step,
-                       TrainStep(*state_, *data, agreement_, Wish(), timers_));
+                       TrainStep(*state_, data, agreement_, Wish(), timers_));
+      // From the first step on that was not skipped.
+      if (!step.skipped && !GathersBehindForward() && ddp().options().overlap_param_gather)
+        ddp().EnableForwardPreHook();
       ++state_->progress.iteration;
       options_.host.NoteProgress(options_.epoch, Iteration());
       state_->progress.floating_point_operations_so_far +=
@@ -99,6 +103,7 @@ class Training {
       RETURN_IF_ERROR(AfterStep(step));
     }
     if (timers_.IsRunning("interval-time")) timers_.Stop("interval-time");
+    if (GathersBehindForward()) RETURN_IF_ERROR(ddp().DisableForwardPreHook(/*param_sync=*/true));
     return absl::OkStatus();
   }
 
@@ -159,10 +164,17 @@ class Training {
     return std::find(skip.begin(), skip.end(), iteration) != skip.end();
   }
 
-  absl::Status SkipIteration(DataIterator& data) {
+  DistributedDataParallel& ddp() { return *state_->ddp; }
+  // Forward pre-hooks are on: a forward pass gathers the parameters that it is about to read.
+  bool GathersBehindForward() { return state_->ddp != nullptr && ddp().forward_pre_hook_enabled(); }
+
+  absl::Status SkipIteration(const DataIterators& data) {
     ASSIGN_OR_RETURN(const BatchSizes batch,
                      state_->microbatches->CheckedSizes(state_->progress.consumed_train_samples));
-    for (int64_t i = 0; i < batch.num_microbatches; ++i) RETURN_IF_ERROR(data.Next().status());
+    for (const auto& iterator : data) {
+      for (int64_t i = 0; i < batch.num_microbatches; ++i)
+        RETURN_IF_ERROR(iterator->Next().status());
+    }
     ++state_->progress.iteration;
     state_->progress.consumed_train_samples += batch.running_batch_size;
     state_->progress.skipped_train_samples += batch.running_batch_size;
@@ -177,7 +189,9 @@ class Training {
     if (!reports_) return;
     StepMessage message = MakeStepMessage(*state_, step, elapsed, options_.epoch,
                                           agreement_.applied_through(), std::move(timers_ms));
-    const std::string line = log_.Add(message, step.losses, state_->train_iters);
+    const std::string line =
+        log_.Add(message, step.losses, state_->train_iters,
+                 {.num_zeros = step.num_zeros, .params_norm = step.params_norm});
     if (!line.empty()) {
       MUSTER_LOG(kInfo) << line;
     }
@@ -186,9 +200,14 @@ class Training {
 
   absl::Status EvaluateAndReport(const std::string& split, bool final) {
     PauseInterval pause(*this, "evaluating");
-    ASSIGN_OR_RETURN(JobData::EvaluationPass pass, data_.Evaluation(*state_, split));
-    ASSIGN_OR_RETURN(auto losses,
-                     Evaluate(*state_, *pass.data, pass.eval_iters, pass.num_microbatches));
+    ASSIGN_OR_RETURN(const JobData::EvaluationPass pass, data_.Evaluation(*state_, split));
+    const bool gathers = GathersBehindForward();
+    if (gathers) RETURN_IF_ERROR(ddp().DisableForwardPreHook(/*param_sync=*/true));
+    ASSIGN_OR_RETURN(auto losses, Evaluate(*state_, pass));
+    if (gathers) {
+      RETURN_IF_ERROR(Annotate(options_.world->Barrier()->Wait(), "the end of evaluation"));
+      ddp().EnableForwardPreHook();
+    }
     if (split == "valid") state_->progress.consumed_valid_samples += pass.samples;
     if (!reports_) return absl::OkStatus();
     const double loss = MainLoss(losses);
@@ -236,6 +255,8 @@ class Training {
   absl::Status Save(const std::string& reason) {
     PauseInterval pause(*this, "saving");
     const absl::Duration start = options_.clock.Steady();
+    if (GathersBehindForward())
+      RETURN_IF_ERROR(Annotate(ddp().SyncParams(), "gathering parameters to save them"));
     absl::StatusOr<SavedCheckpoint> saved = SaveJob(*state_, options_.epoch);
     if (options_.world->rank() == 0) {
       const double elapsed_ms = absl::ToDoubleMilliseconds(options_.clock.Steady() - start);

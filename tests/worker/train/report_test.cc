@@ -124,5 +124,11 @@ TEST(CheckpointJsonTest, DamageIsAnErrorThatNamesTheField) {
   EXPECT_FALSE(DecodeRngState("{\"rng\": {\"default\": 3}}").ok());
 }
 
+TEST(TrainingLogTest, ShowsZerosAndTheParametersNormWhereTheyAreKnown) {
+  TrainingLog log(1);
+  EXPECT_THAT(log.Add(Step(1, 4), {{"lm loss", 4}}, 9, {.num_zeros = 12, .params_norm = 2.5}),
+              HasSubstr(" grad norm: 0.500 | num zeros: 12 | params norm: 2.500 |"));
+}
+
 }  // namespace
 }  // namespace muster

@@ -37,7 +37,7 @@ std::string Folder(const TrainTestRoot& root, const std::string& name, int64_t i
 
 std::vector<std::string> Evaluations(const std::vector<RankRun>& ranks) {
   std::vector<std::string> out;
-  for (const EvaluationMessage& message : ranks[0].host->All<EvaluationMessage>()) {
+  for (const EvaluationMessage& message : ReporterOf(ranks).All<EvaluationMessage>()) {
     out.push_back(
         absl::StrFormat("%s %d %.17g", message.split, message.iteration, message.lm_loss));
   }
@@ -99,6 +99,23 @@ TEST(ResumeTest, SgdBf16) {
 TEST(ResumeTest, Fp16WithItsLossScale) {
   ExpectResumeIsExact(
       {"training.fp16=true", "training.initial_loss_scale=65536", "training.loss_scale_window=2"});
+}
+TEST(ResumeTest, TensorAndPipelineParallel) {
+  ExpectResumeIsExact(With(kDropout, {"training.bf16=true", "resources.world_size=4",
+                                      "parallel.tensor_model_parallel_size=2",
+                                      "parallel.pipeline_model_parallel_size=2"}));
+}
+TEST(ResumeTest, VirtualStages) {
+  ExpectResumeIsExact(With(kDropout, {"model.num_layers=4", "resources.world_size=2",
+                                      "parallel.pipeline_model_parallel_size=2",
+                                      "parallel.virtual_pipeline_model_parallel_size=2",
+                                      "evaluation.eval_interval=2", "evaluation.eval_iters=1"}));
+}
+TEST(ResumeTest, DistributedOptimizerThatGathersBehindForward) {
+  ExpectResumeIsExact(With(
+      kDropout, {"training.bf16=true", "resources.world_size=2",
+                 "parallel.use_distributed_optimizer=true", "parallel.overlap_grad_reduce=true",
+                 "parallel.overlap_param_gather=true", "parallel.ddp_bucket_size=2000"}));
 }
 TEST(ResumeTest, CyclicDataWithEvaluations) {
   ExpectResumeIsExact({"data.dataloader_type=cyclic", "evaluation.eval_interval=2",

@@ -93,8 +93,10 @@ struct RunOptions {
 // One rank's result for each of resources.world_size ranks. A rank that fails aborts the world.
 std::vector<RankRun> RunJob(const std::string& spec_json, const RunOptions& options = {});
 
-// The steps that a run reported (rank 0 speaks for all while pp is 1); every rank must have ended
-// well.
+// The host of the rank that speaks for the job: the first one of the last pipeline stage. Every
+// rank must have ended well, and no other may have reported a step or an evaluation.
+const ScriptedHost& ReporterOf(const std::vector<RankRun>& ranks);
+// The steps that a run reported.
 std::vector<StepMessage> StepsOf(const std::vector<RankRun>& ranks);
 std::vector<StepMessage> Train(const std::string& spec_json, const RunOptions& options = {});
 

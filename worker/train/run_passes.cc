@@ -1,0 +1,70 @@
+#include "worker/train/run_passes.h"
+
+#include "common/base/status.h"
+#include "common/schedule/from_spec.h"
+
+namespace muster {
+namespace {
+
+// For models that do not await their parameters one by one: all of a chunk's are whole before it
+// runs.
+class GatheredForwardStep final : public ForwardStep {
+ public:
+  explicit GatheredForwardStep(ForwardStep& inner) : inner_(inner) {}
+  absl::StatusOr<ForwardStepResult> Run(DataIterator& data, ModelChunk& model,
+                                        const at::Tensor& input) override {
+    if (!model.awaits_parameters()) {
+      for (const ParameterPtr& parameter : model.parameters()) parameter->AwaitGather();
+    }
+    return inner_.Run(data, model, input);
+  }
+
+ private:
+  ForwardStep& inner_;
+};
+
+// Of one chunk's output: (S / cp [/ tp], B, H).
+std::vector<int64_t> HiddenShape(const JobSpec& spec, int64_t micro_batch_size) {
+  const ParallelSpec& p = spec.parallel;
+  int64_t seq = spec.model.seq_length / p.context_parallel_size;
+  if (p.sequence_parallel) seq /= p.tensor_model_parallel_size;
+  return {seq, micro_batch_size, spec.model.hidden_size};
+}
+
+ScheduleOptions ScheduleOf(const JobState& state, const PassesOptions& options) {
+  const int virtual_pp = static_cast<int>(state.chunks.size());
+  if (options.forward_only)
+    return ForwardOnlyScheduleOptionsOf(state.spec, virtual_pp, options.num_microbatches);
+  ScheduleOptions schedule = ScheduleOptionsOf(state.spec, virtual_pp, options.num_microbatches);
+  // param_sync_func is taken away while the forward pre-hooks are off (reference 12.2).
+  if (!state.ddp->forward_pre_hook_enabled()) schedule.has_param_sync_func = false;
+  return schedule;
+}
+
+}  // namespace
+
+absl::StatusOr<ForwardBackwardResult> RunPasses(JobState& state, const DataIterators& data,
+                                                const PassesOptions& options) {
+  const JobSpec& spec = state.spec;
+  const ScheduleOptions schedule_options = ScheduleOf(state, options);
+  Communicator& pp = state.parallel.Group("pp");
+  ASSIGN_OR_RETURN(const RankSchedule schedule, MakeRankSchedule(schedule_options, pp.rank()));
+  GatheredForwardStep forward_step(*state.forward_step);
+  ForwardBackwardOptions run{
+      .schedule = schedule,
+      .num_microbatches = options.num_microbatches,
+      .forward_step = forward_step,
+      .ddp = options.forward_only ? nullptr : state.ddp.get(),
+      .calculate_per_token_loss = !options.forward_only && spec.training.calculate_per_token_loss,
+      .loss_scale = options.loss_scale,
+      .pp = &pp,
+      .hidden_shape = HiddenShape(spec, options.micro_batch_size),
+      .hidden_dtype = ParamsDtype(spec),
+      .device = state.device,
+      .overlap_p2p_comm = schedule_options.overlap_p2p_comm};
+  for (const auto& chunk : state.chunks) run.chunks.push_back(chunk.get());
+  for (const auto& iterator : data) run.data.push_back(iterator.get());
+  return RunForwardBackward(run);
+}
+
+}  // namespace muster
