@@ -167,6 +167,23 @@ TEST(VocabParallelCrossEntropyTest, FarApartLogitsKeepTheirDigits) {
   });
 }
 
+TEST(VocabParallelCrossEntropyTest, NanOnOneRankIsSeenOnAll) {
+  RunRanks(2, [](CommunicatorPtr world) {
+    for (int bad_rank = 0; bad_rank < 2; ++bad_rank) {
+      const ParameterPtr weight = RandomParameter({3, 2}, 20 + world->rank());
+      {
+        at::NoGradGuard no_grad;
+        if (world->rank() == bad_rank) weight->data[1][0] = std::nan("");
+      }
+      const at::Tensor loss =
+          LmHeadLossOp(at::ones({2, 2}, at::kDouble), weight, at::tensor({0, 5}, at::kLong),
+                       TensorParallelOver(*world, false));
+      EXPECT_TRUE(loss.isnan().all().item<bool>());
+    }
+    return absl::OkStatus();
+  });
+}
+
 TEST(VocabParallelCrossEntropyTest, LowPrecisionIsOneProcess) {
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     SCOPED_TRACE(dtype);

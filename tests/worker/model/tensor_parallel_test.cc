@@ -188,6 +188,24 @@ TEST_P(TensorParallelTest, AnExplicitMaskTakesTheUnfusedPath) {
   });
 }
 
+// The collectives of a recomputed layer are issued again, in the same order on every rank.
+TEST_P(TensorParallelTest, RecomputedLayersGiveTheSame) {
+  auto [name, config, layout] = GetParam();
+  const Batch batch = RandomBatch(config, 2, 8, 5);
+  const Reference whole(config, batch, at::kDouble);
+  config.recompute = RecomputeMode::kUniform;
+  RunRanks(layout.tp, [&, config = config, layout = layout](CommunicatorPtr world) {
+    auto shard = MakeShard(config, TensorParallelOver(*world, layout.sequence_parallel),
+                           whole.model->parameters(), at::kDouble);
+    AttachMainGrads(shard->parameters(), at::kDouble);
+    const at::Tensor losses = shard->Forward(batch, {});
+    EXPECT_LE(MaxDifference(losses, whole.losses), kTolerance);
+    (losses * whole.loss_weights).sum().backward();
+    ExpectGradsOfReference(*shard, whole, *world);
+    return absl::OkStatus();
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Layouts, TensorParallelTest, testing::ValuesIn(Cases()),
                          [](const auto& info) {
                            return std::string(info.param.name) + "_" + info.param.layout.name;
