@@ -192,6 +192,7 @@ ToyReference RunReference(ToyShape shape, int num_stages, int num_microbatches, 
   for (const auto& stage : stages) {
     for (const ParameterPtr& parameter : stage->parameters()) {
       reference.gradients[parameter->name] = parameter->data.grad();
+      reference.weights[parameter->name] = parameter->data.detach();
     }
   }
   return reference;

@@ -105,7 +105,7 @@ struct ToyRank {
 struct ToyReference {
   at::Tensor reported;  // [sum, count]
   int64_t num_tokens = 0;
-  std::map<std::string, at::Tensor> gradients;
+  std::map<std::string, at::Tensor> gradients, weights;
 };
 // `weights`: by name, instead of the initial ones.
 ToyReference RunReference(ToyShape shape, int num_stages, int num_microbatches, int dp_rank = 0,
