@@ -107,5 +107,40 @@ TEST_F(GenerateTest, AFolderWithoutACheckpointIsAnError) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("nothing"));
 }
 
+// The text of a checkpoint of 8 ranks is that of the same weights, saved again by one process.
+TEST(GenerateLayoutsTest, AnyLayoutsCheckpointSpeaks) {
+  TrainTestRoot root;
+  ProviderRegistry providers;
+  RegisterBuiltinProviders(providers);
+  const std::vector<std::string> model = {"model.swiglu=true", "model.ffn_hidden_size=64",
+                                          "training.train_iters=3",
+                                          "checkpoint.save_interval=1000"};
+  const auto train = [&](std::vector<std::string> settings) {
+    settings.insert(settings.end(), model.begin(), model.end());
+    Train(root.Spec(settings));
+  };
+  train({"resources.world_size=8", "parallel.tensor_model_parallel_size=2",
+         "parallel.pipeline_model_parallel_size=2", "parallel.use_distributed_optimizer=true",
+         "parallel.sequence_parallel=true", "model.make_vocab_size_divisible_by=4",
+         absl::StrCat("checkpoint.save=", root / "many")});
+  train({"model.make_vocab_size_divisible_by=8", absl::StrCat("checkpoint.load=", root / "many"),
+         absl::StrCat("checkpoint.save=", root / "one")});
+  const auto text = [&](const std::string& folder, const SamplingOptions& sampling) {
+    std::string all;
+    const absl::Status status = Generate({.checkpoint = root / folder,
+                                          .prompt = std::string("\1\2\3", 3),
+                                          .max_new_tokens = 20,
+                                          .sampling = sampling,
+                                          .seed = 3,
+                                          .providers = providers},
+                                         [&](const std::string& piece) { all += piece; });
+    EXPECT_TRUE(status.ok()) << status;
+    return all;
+  };
+  EXPECT_EQ(text("many", {}), text("one", {}));
+  EXPECT_EQ(text("many", {.temperature = 0}), text("one", {.temperature = 0}));
+  EXPECT_NE(text("many", {}), text("many", {.temperature = 0}));
+}
+
 }  // namespace
 }  // namespace muster
