@@ -64,6 +64,7 @@ TEST(MemoryTest, OneRankOfEachPrecision) {
   ExpectPlanned("fp32", {});
   ExpectPlanned("bf16", {kBf16});
   ExpectPlanned("fp64", {"training.fp64=true"});
+  ExpectPlanned("fp16", {"training.fp16=true", "training.loss_scale=1024"});
 }
 
 TEST(MemoryTest, ModelOptions) {
@@ -73,6 +74,7 @@ TEST(MemoryTest, ModelOptions) {
   ExpectPlanned("dropout bf16", kDropout + Settings{kBf16});
   ExpectPlanned("untied, large vocabulary",
                 {"model.untie_embeddings_and_output_weights=true", "model.vocab_size=8192"});
+  ExpectPlanned("normalised heads", {"model.qk_layernorm=true"});
   ExpectPlanned("wide", {"model.hidden_size=256", "model.num_layers=2"});
 }
 
@@ -103,6 +105,14 @@ TEST(MemoryTest, DataParallel) {
   ExpectPlanned("dp2 distributed optimizer", {kWorld2, "parallel.use_distributed_optimizer=true"});
   ExpectPlanned("dp2 distributed optimizer bf16",
                 {kWorld2, kBf16, "parallel.use_distributed_optimizer=true"});
+}
+
+TEST(MemoryTest, TensorParallel) {
+  const Settings tp2 = {kWorld2, "parallel.tensor_model_parallel_size=2"};
+  ExpectPlanned("tp2", tp2);
+  ExpectPlanned("tp2 bf16", tp2 + Settings{kBf16});
+  ExpectPlanned("tp2 sp", tp2 + Settings{"parallel.sequence_parallel=true"});
+  ExpectPlanned("tp2 sp llama", tp2 + kLlama + Settings{"parallel.sequence_parallel=true"});
 }
 
 TEST(MemoryTest, PipelineParallel) {

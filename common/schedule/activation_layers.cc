@@ -1,0 +1,191 @@
+#include "common/schedule/activation_layers.h"
+
+namespace muster {
+
+void LayerWalk::Product(double x, double w, double y) {
+  if (half_on_cpu()) {
+    tape_.Take((x + w + y) * 4 / 2);
+    tape_.Take(y);
+    tape_.Give((x + w + y) * 4 / 2);
+    return;
+  }
+  tape_.Take(y);
+}
+
+void LayerWalk::WeightGradient(double dy, double x, double weight) {
+  if (e_ == 8) return;
+  if (half_on_cpu()) return tape_.Touch((dy + x) * 2 + weight * 4 + std::max(dy, x) * 2);
+  tape_.Touch(weight * e_ + (on_cpu_ ? dy : 0));
+}
+
+void LayerWalk::NormForward(bool open) {
+  if (open) tape_.Take(DropMask() + Hidden());
+  tape_.Take(Hidden() + NormStats());
+}
+
+void LayerWalk::AttentionForward() {
+  Tape& t = tape_;
+  t.Touch(Gathered());
+  Product(Whole(), Weight((heads_ + 2 * groups_) * d_, h_), Qkv());
+  if (exact_attention()) {
+    ExactForward(!recomputes_scores());
+  } else {
+    t.Take(FlashKept() - Qkv());
+    if (!blocked_attention() && on_cpu_ && heads_ != groups_) t.Touch(2 * Query());
+  }
+  t.Take(RowSum());
+}
+
+double LayerWalk::RowSum() {
+  if (sequence_parallel_) tape_.Touch(Whole());
+  return Hidden();
+}
+
+void LayerWalk::ExactForward(bool keeps_everything) {
+  Tape& t = tape_;
+  const double scores = Scores(), e = half_on_cpu() ? 4 : e_;
+  const double before = t.held();
+  const double copies = HeadCopies();
+  t.Take(copies);
+  t.Take(2 * scores * e);  // the product, scaled
+  t.Give(scores * e);
+  if (e != wide_) t.Take(scores * wide_);
+  t.Take(2 * scores * wide_);  // masked, softmax
+  if (e != wide_) t.Take(scores * e);
+  t.Give(scores * wide_ * (e != wide_ ? 2 : 1));
+  if (m_.attention_dropout > 0) {
+    t.Take(2 * scores * e);
+    if (e != wide_) t.Give(scores * e);
+  }
+  t.Touch(2 * Widened(Query()));  // by head, and in rows
+  const double kept =
+      (keeps_everything ? copies - Qkv() + ScoresKept() : 0) + Query();  // qkv is kept by copies
+  t.Give(t.held() - before - kept);
+}
+
+void LayerWalk::MlpForward() {
+  tape_.Touch(Gathered());
+  tape_.Take(Copies());
+  Product(Whole(), Weight(ffn_, h_), Fc1());
+  tape_.Take(Activated());
+  Product(Activated(), Weight(ffn_, h_), RowSum());
+}
+
+void LayerWalk::LayerForward(bool open) {
+  Tape& t = tape_;
+  NormForward(open);
+  AttentionForward();
+  NormForward(true);
+  MlpForward();
+  t.Give(Hidden());            // attention's branch
+  if (open) t.Give(Hidden());  // the branch before
+}
+
+void LayerWalk::HeadForward() {
+  tape_.Touch(Gathered());
+  tape_.Take(n_ * (kIdBytes + 4));  // labels and loss mask
+  Product(Whole(), Weight(vocab_, h_), Logits());
+  tape_.Take(2 * n_ * wide_);  // log-sum-exp and loss
+}
+
+double LayerWalk::HeadBackward(bool open) {
+  Product(Logits(), Weight(vocab_, h_), Whole());  // dx
+  tape_.Touch(Gathered());
+  WeightGradient(Logits(), Whole(), vocab_ * h_);
+  if (sequence_parallel_) tape_.Take(Hidden());
+  if (sequence_parallel_) tape_.Give(Whole());
+  tape_.Give(Logits() + Hidden());  // y
+  return NormBackward(open, 0);
+}
+
+double LayerWalk::NormBackward(bool open, double dx_before) {
+  Tape& t = tape_;
+  t.Take(Hidden());
+  const double dbranch = open ? DropMask() : 0;
+  t.Take(dbranch);
+  t.Touch(3 * rows_ / 64 * h_ * wide_);
+  t.Give(Hidden() + dx_before);  // dy, and the residual's gradient so far
+  t.Give(NormStats());
+  if (open) t.Give(DropMask() + Hidden());  // x
+  return Hidden() + dbranch;
+}
+
+void LayerWalk::ColumnBackward(double dy, double outputs) {
+  Tape& t = tape_;
+  Product(dy, Weight(outputs, h_), Whole());
+  t.Touch(Gathered());
+  WeightGradient(dy, Whole(), outputs * h_);
+  if (sequence_parallel_) t.Take(Hidden());
+  if (sequence_parallel_) t.Give(Whole());
+  t.Give(dy + Hidden());
+}
+
+void LayerWalk::RowBackward(double x, double inputs) {
+  Tape& t = tape_;
+  t.Take(Gathered());
+  Product(Whole(), Weight(inputs, h_), x);
+  WeightGradient(Whole(), x, inputs * h_);
+  t.Give(Gathered());
+}
+
+double LayerWalk::LayerBackward(bool open, double gradients) {
+  Tape& t = tape_;
+  const double branch = m_.hidden_dropout > 0 && gradients > Hidden() ? Hidden() : 0;
+  RowBackward(Activated(), ffn_);
+  t.Give(Activated() + branch);  // what the product kept, and its output's gradient
+  t.Take(Fc1());
+  t.Give(Activated() + Fc1());
+  ColumnBackward(Fc1(), ffn_ * (m_.swiglu ? 2 : 1));
+  t.Give(Copies());
+  const double after_mlp = NormBackward(true, gradients - branch);
+  RowBackward(Query(), heads_ * d_);
+  t.Give(after_mlp - Hidden());
+  AttentionBackward();
+  ColumnBackward(Qkv(), (heads_ + 2 * groups_) * d_);
+  return NormBackward(open, Hidden());
+}
+
+void LayerWalk::AttentionBackward() {
+  Tape& t = tape_;
+  if (!exact_attention()) {
+    t.Take(Qkv());
+    if (!blocked_attention() && on_cpu_) {
+      t.Touch(3 * Widened(Query()) + (heads_ != groups_ ? 2 * Query() : 0));
+    } else if (rotates() || heads_ != groups_) {
+      t.Touch(2 * (Query() + KeyValue() / 2));
+    }
+    t.Give(FlashKept() + Query());
+    return;
+  }
+  const double e = half_on_cpu() ? 4 : e_, scores = Scores();
+  double kept = HeadCopies() + ScoresKept();
+  if (recomputes_scores()) {
+    ExactForward(true);
+    t.Take(Qkv());
+    kept += Qkv() + Query();
+  }
+  const double before = t.held();
+  t.Take(scores * e + Widened(Query()));  // gradients of probabilities and values
+  double left = ScoresKept() - scores * wide_;
+  if (m_.attention_dropout > 0) {
+    t.Give(scores * e);  // dropped
+    t.Take(scores * e);
+    t.Give(2 * scores * e);  // incoming, mask
+    left = 0;
+  }
+  if (e != wide_) {
+    t.Take(scores * wide_);
+    t.Give(scores * e);
+  }
+  t.Give(left);
+  t.Take(scores * wide_);      // of the softmax
+  t.Give(2 * scores * wide_);  // incoming, and the softmax
+  t.Touch(scores * wide_);     // masked
+  t.Touch(scores * e);         // scaled
+  t.Touch(2 * Widened(Query()));
+  t.Give(t.held() - before);
+  t.Take(Qkv());
+  t.Give(kept + 2 * Query());  // the output and its gradient in rows
+}
+
+}  // namespace muster
