@@ -186,11 +186,9 @@ std::vector<OptimizerStateTensor> Optimizer::StateTensors() const {
   std::vector<OptimizerStateTensor> tensors;
   for (const MainParam& p : main_params_) {
     const Parameter& parameter = p.parameter();
-    OptimizerStateTensor state{
-        .param = parameter.name,
-        .global_shape = parameter.global_shape,
-        .global_offset = parameter.global_offset,
-        .replicated = !options_.layer_wise && !options_.use_distributed_optimizer};
+    OptimizerStateTensor state{.param = parameter.name,
+                               .global_shape = parameter.global_shape,
+                               .global_offset = parameter.global_offset};
     if (state.global_shape.empty()) {  // not sharded and not said
       state.global_shape = parameter.data.sizes().vec();
       state.global_offset.assign(state.global_shape.size(), 0);

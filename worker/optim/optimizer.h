@@ -58,9 +58,6 @@ struct OptimizerStateTensor {
   // local_shape (a distributed optimizer's shard); 0 where it holds all of it.
   std::vector<int64_t> local_shape;
   int64_t flat_begin = 0;
-  // False: no other data-parallel rank of this optimizer instance holds these elements, so this
-  // rank has to write them (distributed optimizer; layer-wise: the owner).
-  bool replicated = true;
 };
 
 struct OptimizerGroupState {

@@ -45,7 +45,6 @@ absl::StatusOr<OptimizerOptions> OptimizerOptions::FromSpec(const JobSpec& spec)
       .adam_beta2 = spec.optimizer.adam_beta2,
       .adam_eps = spec.optimizer.adam_eps,
       .sgd_momentum = spec.optimizer.sgd_momentum,
-      .use_distributed_optimizer = spec.parallel.use_distributed_optimizer,
       .clip_grad = spec.optimizer.clip_grad,
       .log_num_zeros_in_grad = spec.training.log_num_zeros_in_grad,
       .skip_non_finite = spec.training.fp16,

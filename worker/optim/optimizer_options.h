@@ -20,8 +20,6 @@ struct OptimizerOptions {
   MuonOptions muon;
   // Each data-parallel rank updates some whole parameters (dist_muon); see layer_wise.h.
   bool layer_wise = false;
-  // Shards are cut over the data-parallel ranks of an optimizer instance.
-  bool use_distributed_optimizer = false;
   double clip_grad = 1.0;  // 0: no clipping; the norm is computed all the same
   bool log_num_zeros_in_grad = false;
   bool skip_non_finite = false;  // fp16: a step with a gradient that is not finite is skipped

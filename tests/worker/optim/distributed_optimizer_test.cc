@@ -134,11 +134,9 @@ void ExpectShardsEqualWhole(OptimizerOptions options, at::ScalarType dtype,
       const Model model = MakeModel(dtype, grad_dtype, intra.rank(), intra.size());
       JobSpec spec;
       spec.parallel.use_distributed_optimizer = true;
-      OptimizerOptions sharded = options;
-      sharded.use_distributed_optimizer = true;
       ASSIGN_OR_RETURN(auto optimizer,
                        Optimizer::Create(model.params, model.shards,
-                                         OptimizerGroups::Of(parallel, spec), sharded));
+                                         OptimizerGroups::Of(parallel, spec), options));
       // The step's values are this rank's; the rest of the model must stay as it is.
       std::vector<at::Tensor> start;
       for (const ParameterPtr& p : model.params) start.push_back(p->data.clone());
@@ -209,10 +207,9 @@ TEST(DistributedOptimizerTest, InfinityInOneShardSkipsTheStepOfAll) {
       const Model model = MakeModel(at::kHalf, at::kFloat, world->rank(), 4);
       JobSpec spec;
       spec.parallel.use_distributed_optimizer = true;
-      ASSIGN_OR_RETURN(
-          auto optimizer,
-          Optimizer::Create(model.params, model.shards, OptimizerGroups::Of(parallel, spec),
-                            {.use_distributed_optimizer = true, .skip_non_finite = true}));
+      ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(model.params, model.shards,
+                                                         OptimizerGroups::Of(parallel, spec),
+                                                         {.skip_non_finite = true}));
       SetGrads(model, 0);
       if (world->rank() == bad_rank)
         model.shards.back().grad.view({-1})[0] = std::numeric_limits<float>::infinity();
@@ -255,12 +252,10 @@ TEST(DistributedOptimizerTest, StateTensorsSayWhereTheyLie) {
     JobSpec spec;
     spec.parallel.use_distributed_optimizer = true;
     ASSIGN_OR_RETURN(auto optimizer, Optimizer::Create(model.params, model.shards,
-                                                       OptimizerGroups::Of(parallel, spec),
-                                                       {.use_distributed_optimizer = true}));
+                                                       OptimizerGroups::Of(parallel, spec), {}));
     const auto states = optimizer->StateTensors();
     EXPECT_EQ(states.size(), 3 * model.shards.size());
     for (const OptimizerStateTensor& state : states) {
-      EXPECT_FALSE(state.replicated);
       const auto shard =
           std::find_if(model.shards.begin(), model.shards.end(),
                        [&](const OwnedShard& s) { return s.parameter->name == state.param; });
