@@ -13,10 +13,6 @@ struct Feature {
 
 // A row goes when its engine comes.
 const Feature kMissing[] = {
-    {"parallel.tensor_model_parallel_size",
-     [](const JobSpec& s) { return s.parallel.tensor_model_parallel_size > 1; }, "set it to 1"},
-    {"parallel.pipeline_model_parallel_size",
-     [](const JobSpec& s) { return s.parallel.pipeline_model_parallel_size > 1; }, "set it to 1"},
     {"parallel.context_parallel_size",
      [](const JobSpec& s) { return s.parallel.context_parallel_size > 1; }, "set it to 1"},
     {"parallel.expert_model_parallel_size",
@@ -26,17 +22,12 @@ const Feature kMissing[] = {
      "leave it out"},
     {"model.num_experts", [](const JobSpec& s) { return s.model.num_experts.has_value(); },
      "leave it out for dense layers"},
-    {"parallel.use_distributed_optimizer",
-     [](const JobSpec& s) { return s.parallel.use_distributed_optimizer; }, "set it to false"},
     {"parallel.use_torch_fsdp2", [](const JobSpec& s) { return s.parallel.use_torch_fsdp2; },
      "set it to false"},
     {"parallel.use_megatron_fsdp", [](const JobSpec& s) { return s.parallel.use_megatron_fsdp; },
      "set it to false"},
     {"optimizer.optimizer", [](const JobSpec& s) { return UsesMuon(s.optimizer); },
      "use adam or sgd"},
-    {"training.fp16", [](const JobSpec& s) { return s.training.fp16; }, "use bf16 or fp32"},
-    {"training.recompute_granularity",
-     [](const JobSpec& s) { return s.training.recompute_granularity.has_value(); }, "leave it out"},
     {"data.tokenizer_type", [](const JobSpec& s) { return s.data.tokenizer_type != "byte"; },
      "use byte"},
     {"checkpoint.async_save", [](const JobSpec& s) { return s.checkpoint.async_save; },

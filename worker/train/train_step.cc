@@ -22,6 +22,7 @@ struct Rejection {
 // design: there the scaler handles it.
 Rejection RejectedResult(const JobState& state, const ForwardBackwardResult& result) {
   if (!state.spec.rerun.check_for_nan_in_loss || state.spec.rerun.mode == "disabled") return {};
+  if (state.spec.training.fp16 && !state.spec.training.loss_scale.has_value()) return {};
   for (const auto& [key, tensor] : result.reported) {
     const double value = tensor.flatten()[0].item<double>();
     if (!std::isfinite(value)) return {Rejection::Of::kLoss, absl::StrCat(key, " is ", value)};

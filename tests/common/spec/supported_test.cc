@@ -13,6 +13,17 @@ TEST(SupportedTest, APlainJobRuns) {
   EXPECT_TRUE(UnsupportedFeatures(ParsedWith({"training.bf16=true", "optimizer.optimizer=sgd",
                                               "parallel.overlap_grad_reduce=true"}))
                   .empty());
+  EXPECT_TRUE(UnsupportedFeatures(
+                  ParsedWith({"training.fp16=true", "training.recompute_granularity=selective"}))
+                  .empty());
+}
+
+TEST(SupportedTest, ParallelLayoutsRun) {
+  EXPECT_TRUE(UnsupportedFeatures(ParsedWith({"resources.world_size=8",
+                                              "parallel.tensor_model_parallel_size=2",
+                                              "parallel.pipeline_model_parallel_size=2",
+                                              "parallel.use_distributed_optimizer=true"}))
+                  .empty());
 }
 
 TEST(SupportedTest, WhatTheTrainerLacksIsNamedOnAGoodSpec) {
@@ -20,18 +31,13 @@ TEST(SupportedTest, WhatTheTrainerLacksIsNamedOnAGoodSpec) {
     std::vector<std::string> settings;
     const char* field;
   } rows[] = {
-      {{"parallel.tensor_model_parallel_size=2"}, "parallel.tensor_model_parallel_size"},
-      {{"parallel.pipeline_model_parallel_size=2"}, "parallel.pipeline_model_parallel_size"},
       {{"parallel.context_parallel_size=2"}, "parallel.context_parallel_size"},
       {{"parallel.expert_tensor_parallel_size=2"}, "parallel.expert_tensor_parallel_size"},
       {{"model.num_experts=4"}, "model.num_experts"},
-      {{"parallel.use_distributed_optimizer=true"}, "parallel.use_distributed_optimizer"},
       {{"parallel.use_torch_fsdp2=true", "model.untie_embeddings_and_output_weights=true"},
        "parallel.use_torch_fsdp2"},
       {{"parallel.use_megatron_fsdp=true"}, "parallel.use_megatron_fsdp"},
       {{"optimizer.optimizer=muon"}, "optimizer.optimizer"},
-      {{"training.fp16=true"}, "training.fp16"},
-      {{"training.recompute_granularity=selective"}, "training.recompute_granularity"},
       {{"data.tokenizer_type=huggingface", "data.tokenizer_model=t.json"}, "data.tokenizer_type"},
       {{"checkpoint.async_save=true"}, "checkpoint.async_save"},
       {{"recovery.elastic=true"}, "recovery.elastic"},

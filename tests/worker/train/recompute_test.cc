@@ -1,0 +1,41 @@
+// Activation recomputation by the spec: the trainer's curve is the same, to the bit.
+
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/worker/train/train_test_util.h"
+
+namespace muster {
+namespace {
+
+std::vector<std::string> With(std::vector<std::string> settings,
+                              const std::vector<std::string>& more) {
+  settings.insert(settings.end(), more.begin(), more.end());
+  return settings;
+}
+
+TEST(RecomputeTrainingTest, CurveIsThatOfARunThatKeepsItsActivations) {
+  TrainTestRoot root;
+  const std::vector<std::string> settings = {"model.num_layers=3",
+                                             "model.attention_dropout=0.1",
+                                             "model.hidden_dropout=0.1",
+                                             "resources.world_size=2",
+                                             "parallel.overlap_grad_reduce=true",
+                                             "parallel.ddp_bucket_size=2000"};
+  const auto kept = Train(root.Spec(settings));
+  const std::vector<std::vector<std::string>> modes = {
+      {"training.recompute_granularity=full", "training.recompute_method=uniform",
+       "training.recompute_num_layers=2"},
+      {"training.recompute_granularity=full", "training.recompute_method=block",
+       "training.recompute_num_layers=2"},
+      {"training.recompute_granularity=selective"}};
+  for (const std::vector<std::string>& mode : modes) {
+    SCOPED_TRACE(mode.size() == 1 ? mode[0] : mode[1]);
+    ExpectSameCurve(Train(root.Spec(With(settings, mode))), kept, 0);
+  }
+}
+
+}  // namespace
+}  // namespace muster
