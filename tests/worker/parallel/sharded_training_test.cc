@@ -117,6 +117,12 @@ absl::Status CompareSteps(const ParallelContext& parallel, uint64_t seed, bool s
   ASSIGN_OR_RETURN(auto ddp, DistributedDataParallel::Create(sharded, groups, options));
   ASSIGN_OR_RETURN(auto plain, DistributedDataParallel::Create(whole, groups, Plain(options)));
   const std::vector<OwnedShard> owned = ddp->shards(), all = plain->shards();
+  // Ranks that start from different values (data_parallel_random_init) are made equal.
+  for (const Chunks* model : {&sharded, &whole})
+    for (const auto& chunk : *model)
+      for (const ParameterPtr& p : chunk) p->data.detach().add_(parallel.rank());
+  RETURN_IF_ERROR(ddp->BroadcastParams());
+  RETURN_IF_ERROR(plain->BroadcastParams());
 
   for (int step = 0; step < 3; ++step) {
     const uint64_t gradients = seed * 10007 + step * 101 + parallel.rank() * 1009;
