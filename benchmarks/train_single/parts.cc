@@ -91,7 +91,7 @@ class PartTimer {
 
   void AddLinear(const std::string& name, int64_t in, int64_t out) {
     LayerBuild build = Build();
-    const ColumnParallelLinear linear(build, name, in, out, /*bias=*/false, 0.02);
+    const ColumnParallelLinear linear(build, name, {.in = in, .out = out, .init_std = 0.02});
     AttachMainGrads();
     const at::Tensor x = Leaf(in);
     Add(name, config_.num_layers, [&] { return linear.Forward(x); });
