@@ -136,12 +136,14 @@ def moved_bytes(folder, entries):
 
 
 def memory(folder, entries):
-    print(f"\npeak memory of a rank, MB: counted by the allocator, and by muster plan\n"
-          f"{'layout':<28} {'counted':>8} {'plan':>8} {'ratio':>6}", flush=True)
+    print(f"\npeak memory of a rank, MB (the rank that needs most, and the rank whose plan is farthest off)\n"
+          f"{'layout':<28} {'counted':>8} {'plan':>8} {'ratio':>6} {'farthest':>9}", flush=True)
     for entry in [ONE] + entries:
-        have = max(step["memory_bytes"] for step in muster_steps(entry, folder)) / 1e6
-        want = max(rank["total"] for rank in plan(entry, folder)["bytes_per_rank"]) / 1e6
-        print(f"{entry['name']:<28} {have:8.1f} {want:8.1f} {have / want:6.2f}", flush=True)
+        counted = [rank["memory_bytes"] for rank in traffic(entry, folder, steps=4)]
+        planned = [rank["total"] for rank in plan(entry, folder)["bytes_per_rank"]]
+        farthest = max((h / w for h, w in zip(counted, planned)), key=lambda ratio: abs(ratio - 1))
+        print(f"{entry['name']:<28} {max(counted) / 1e6:8.1f} {max(planned) / 1e6:8.1f} {max(counted) / max(planned):6.2f} "
+              f"{farthest:9.2f}", flush=True)
 
 
 def main():

@@ -36,6 +36,17 @@ struct Layout {
 
 const Layout kLayouts[] = {
     {"one", {}},
+    {"tp2", {"resources.world_size=2", "parallel.tensor_model_parallel_size=2"}},
+    {"tp2_sp",
+     {"resources.world_size=2", "parallel.tensor_model_parallel_size=2",
+      "parallel.sequence_parallel=true"}},
+    {"pp2", {"resources.world_size=2", "parallel.pipeline_model_parallel_size=2"}},
+    {"pp2_v2",
+     {"resources.world_size=2", "parallel.pipeline_model_parallel_size=2",
+      "parallel.num_layers_per_virtual_pipeline_stage=1"}},
+    {"tp2_pp2",
+     {"resources.world_size=4", "parallel.tensor_model_parallel_size=2",
+      "parallel.pipeline_model_parallel_size=2"}},
 };
 
 // By 0.01 lr a step (design 9), of which Adam's step is 100 times as much.
