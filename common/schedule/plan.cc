@@ -57,6 +57,29 @@ StateSize OptimizerStateSize(const JobSpec& spec) {
   return {adam, adam};
 }
 
+// Layer-wise Muon: whole parameters are dealt out from the smallest to the largest, back and forth,
+// so that all ranks get about the same, but for the one with the embedding, if that has no like.
+// State of that rank.
+int64_t LayerWiseBytes(const JobSpec& spec, const ResolvedSpec& resolved,
+                       const std::vector<ChunkLayers>& chunks, int64_t total_bytes,
+                       const StateSize& state) {
+  const ParallelSpec& p = spec.parallel;
+  const int64_t tp = p.tensor_model_parallel_size, hidden = spec.model.hidden_size;
+  int64_t num_tables = 0;
+  for (const ChunkLayers& chunk : chunks) {
+    num_tables += chunk.embedding ? 1 : 0;
+    const bool is_tied_here =
+        !spec.model.untie_embeddings_and_output_weights && p.pipeline_model_parallel_size == 1;
+    num_tables += chunk.loss && !is_tied_here ? 1 : 0;
+  }
+  const int64_t table = state.other * (resolved.padded_vocab_size / tp) * hidden;
+  const int64_t next =
+      state.matrix * (resolved.ffn_hidden_size / tp) * hidden * (spec.model.swiglu ? 2 : 1);
+  const int64_t surplus = num_tables == 1 ? std::max<int64_t>(0, table - next) : 0;
+  const int64_t ranks = resolved.data_parallel_size * p.context_parallel_size;
+  return (total_bytes + surplus * (ranks - 1)) / ranks;
+}
+
 // The most bytes of activations held at once while a rank's schedule runs.
 int64_t PeakBytes(const RankSchedule& schedule, const std::vector<ActivationBytes>& chunks) {
   int64_t held = 0, peak = 0;
@@ -142,6 +165,9 @@ RankPlan PlanStage(const JobSpec& spec, const ResolvedSpec& resolved,
                                          Share(count.expert_matrices, experts.optimizer)) +
                          state.other * (Share(count.dense_other, dense.optimizer) +
                                         Share(count.expert_other, experts.optimizer));
+  if (spec.optimizer.optimizer == "dist_muon") {
+    plan.optimizer_bytes = LayerWiseBytes(spec, resolved, chunks, plan.optimizer_bytes, state);
+  }
   return plan;
 }
 
