@@ -183,6 +183,31 @@ TEST(PipelineTest, ForwardOnlyKeepsNoGraph) {
   }
 }
 
+// Its output shares the memory that was received into, which is used again for later messages.
+TEST(PipelineTest, AStageWithoutLayersPassesOnWhatItGets) {
+  ToyShape shape;
+  shape.empty_stage = 1;
+  for (const bool overlap : {false, true}) {
+    for (const bool blocking : {false, true}) {
+      const ScheduleOptions options{
+          .pp = 3, .virtual_pp = 2, .num_microbatches = 6, .overlap_p2p_comm = overlap};
+      const ToyReference want = RunReference(shape, 6, 6);
+      const auto world = MakeThreadWorld(3, {.blocking_sends = blocking});
+      const auto results = RunToyRanks(world, [&](Communicator& pp) -> absl::Status {
+        ASSIGN_OR_RETURN(const RankSchedule schedule, MakeRankSchedule(options, pp.rank()));
+        ToyRank toy(shape, options, pp.rank());
+        RETURN_IF_ERROR(toy.Wrap());
+        toy.ddp->ZeroGradBuffer();
+        RETURN_IF_ERROR(RunForwardBackward(toy.PassOptions(schedule, pp)).status());
+        ASSIGN_OR_RETURN(const auto gradients, toy.FinishGradients());
+        const std::string wrong = CompareGradients(gradients, want);
+        return wrong.empty() ? absl::OkStatus() : absl::InternalError(wrong);
+      });
+      for (const absl::Status& status : results) EXPECT_TRUE(status.ok()) << status;
+    }
+  }
+}
+
 // MUSTER_SEED chooses another set.
 TEST(PipelineTest, RandomSchedulesEqualOneProcess) {
   int64_t seed = 1;

@@ -2,6 +2,8 @@
 // whose operations end only when they are waited for.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <memory>
 #include <string>
 #include <utility>

@@ -53,7 +53,12 @@ absl::StatusOr<Batch> ToyData::Next() {
 }
 
 ToyChunk::ToyChunk(ToyShape shape, int stage, int num_stages)
-    : shape_(shape), stage_(stage), first_(stage == 0), last_(stage == num_stages - 1) {
+    : shape_(shape),
+      stage_(stage),
+      first_(stage == 0),
+      last_(stage == num_stages - 1),
+      empty_(stage == shape.empty_stage) {
+  if (empty_) return;
   const int64_t h = shape.hidden;
   const auto add = [&](const std::string& name, at::IntArrayRef sizes, double phase) {
     parameters_.push_back(
@@ -71,6 +76,7 @@ at::Tensor ToyChunk::Forward(const Batch& batch, const at::Tensor& input) {
     complaints.push_back("an input that requires a gradient, or should");
   }
   if (c10::GradMode::is_enabled() != graphs_wanted) complaints.push_back("grad mode");
+  if (empty_) return input.view({shape_.seq, shape_.batch, shape_.hidden});
   size_t next = 0;
   at::Tensor x = input;
   if (first_) {

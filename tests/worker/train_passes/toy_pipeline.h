@@ -24,6 +24,7 @@ namespace muster {
 
 struct ToyShape {
   int64_t seq = 3, batch = 2, hidden = 4;
+  int empty_stage = -1;  // this one has no layer: its output is a view of its input
 };
 
 // The microbatches of one data-parallel rank: the same whoever reads them.
@@ -64,7 +65,7 @@ class ToyChunk final : public ModelChunk {
  private:
   const ToyShape shape_;
   const int stage_;
-  const bool first_, last_;
+  const bool first_, last_, empty_;
   std::vector<ParameterPtr> parameters_;
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
   std::vector<WeakStorage> saved_, outputs_;
