@@ -26,8 +26,6 @@ const Feature kMissing[] = {
      "set it to false"},
     {"parallel.use_megatron_fsdp", [](const JobSpec& s) { return s.parallel.use_megatron_fsdp; },
      "set it to false"},
-    {"optimizer.optimizer", [](const JobSpec& s) { return UsesMuon(s.optimizer); },
-     "use adam or sgd"},
     {"data.tokenizer_type", [](const JobSpec& s) { return s.data.tokenizer_type != "byte"; },
      "use byte"},
     {"checkpoint.async_save", [](const JobSpec& s) { return s.checkpoint.async_save; },

@@ -71,6 +71,7 @@ json ToJson(const OptimizerGroupState& group) {
           {"wd_mult", group.identity.wd_mult},
           {"is_expert_parallel", group.identity.is_expert},
           {"is_decoupled_lr", group.identity.is_decoupled_lr},
+          {"optimizer", group.identity.optimizer},
           {"step", group.step}};
 }
 
@@ -81,6 +82,7 @@ OptimizerGroupState GroupFrom(const json& value) {
   group.identity.wd_mult = value.at("wd_mult");
   group.identity.is_expert = value.at("is_expert_parallel");
   group.identity.is_decoupled_lr = value.at("is_decoupled_lr");
+  group.identity.optimizer = value.value("optimizer", "");  // not in older checkpoints
   group.step = value.at("step");
   return group;
 }

@@ -19,11 +19,12 @@ TEST(SupportedTest, APlainJobRuns) {
 }
 
 TEST(SupportedTest, ParallelLayoutsRun) {
-  EXPECT_TRUE(UnsupportedFeatures(ParsedWith({"resources.world_size=8",
-                                              "parallel.tensor_model_parallel_size=2",
-                                              "parallel.pipeline_model_parallel_size=2",
-                                              "parallel.use_distributed_optimizer=true"}))
+  EXPECT_TRUE(UnsupportedFeatures(
+                  ParsedWith({"resources.world_size=8", "parallel.tensor_model_parallel_size=2",
+                              "parallel.pipeline_model_parallel_size=2",
+                              "parallel.use_distributed_optimizer=true"}))
                   .empty());
+  EXPECT_TRUE(UnsupportedFeatures(ParsedWith({"optimizer.optimizer=dist_muon"})).empty());
 }
 
 TEST(SupportedTest, WhatTheTrainerLacksIsNamedOnAGoodSpec) {
@@ -37,7 +38,6 @@ TEST(SupportedTest, WhatTheTrainerLacksIsNamedOnAGoodSpec) {
       {{"parallel.use_torch_fsdp2=true", "model.untie_embeddings_and_output_weights=true"},
        "parallel.use_torch_fsdp2"},
       {{"parallel.use_megatron_fsdp=true"}, "parallel.use_megatron_fsdp"},
-      {{"optimizer.optimizer=muon"}, "optimizer.optimizer"},
       {{"data.tokenizer_type=huggingface", "data.tokenizer_model=t.json"}, "data.tokenizer_type"},
       {{"checkpoint.async_save=true"}, "checkpoint.async_save"},
       {{"recovery.elastic=true"}, "recovery.elastic"},
