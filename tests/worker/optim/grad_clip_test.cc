@@ -76,6 +76,11 @@ TEST(GradClipTest, ExpertsAreReducedOverTheirOwnGroup) {
     ASSIGN_OR_RETURN(const GradStats stats, ComputeGradStats(WholeShards({dense, expert}), 1.0,
                                                              GradStatsGroups::Of(parallel, true)));
     EXPECT_DOUBLE_EQ(stats.norm, std::sqrt(9. + 16 + 25));
+    // Infinity in one rank's expert: the others know.
+    if (world->rank() == 1) expert->main_grad.fill_(std::numeric_limits<float>::infinity());
+    ASSIGN_OR_RETURN(const GradStats bad, ComputeGradStats(WholeShards({dense, expert}), 1.0,
+                                                           GradStatsGroups::Of(parallel, true)));
+    EXPECT_TRUE(bad.found_inf);
     return absl::OkStatus();
   });
 }
