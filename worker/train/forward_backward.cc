@@ -59,7 +59,10 @@ class Executor {
         continue;
       }
       size_t end = i + 1;
-      while (end < schedule.size() && schedule[end].exchange == schedule[i].exchange) ++end;
+      while (end < schedule.size() && IsCommunication(schedule[end].kind) &&
+             schedule[end].exchange == schedule[i].exchange) {
+        ++end;
+      }
       RETURN_IF_ERROR(exchange_.Post(absl::MakeConstSpan(schedule).subspan(i, end - i)));
       i = end - 1;
     }
@@ -80,6 +83,10 @@ class Executor {
  private:
   // Learns from the list which chunks have a stage before and behind them.
   absl::Status Prepare() {
+    if (options_.data.size() != options_.chunks.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(options_.data.size(), " data iterators for ",
+                                                     options_.chunks.size(), " chunks"));
+    }
     receives_.resize(options_.chunks.size(), false);
     sends_ = receives_;
     bool communicates = false;

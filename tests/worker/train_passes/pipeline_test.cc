@@ -255,6 +255,27 @@ TEST(PipelineTest, ProcessesOverGloo) {
   EXPECT_THAT(lines, IsEmpty());
 }
 
+TEST(PipelineTest, AListThatDoesNotFitIsRefused) {
+  using Kind = ScheduleOp::Kind;
+  const auto run = [](const RankSchedule& schedule, bool training, size_t num_iterators = 1) {
+    ToyRank toy(kShape, {.forward_only = !training}, 0);
+    if (training) {
+      EXPECT_TRUE(toy.Wrap().ok());
+    }
+    ForwardBackwardOptions options = toy.PassOptions(schedule, *toy.alone);
+    options.pp = nullptr;
+    options.data.resize(num_iterators);
+    return RunForwardBackward(options).status();
+  };
+  EXPECT_TRUE(run({{Kind::kForward, 0, 0}}, false).ok());
+  EXPECT_TRUE(absl::IsInvalidArgument(run({{Kind::kForward, 0, 0}}, false, 0)));
+  EXPECT_TRUE(absl::IsInvalidArgument(run({{Kind::kForward, 1, 0}}, false)));
+  EXPECT_TRUE(
+      absl::IsInvalidArgument(run({{Kind::kForward, 0, 0}, {Kind::kBackward, 0, 0}}, false)));
+  EXPECT_TRUE(absl::IsFailedPrecondition(run({{Kind::kBackward, 0, 0}}, true)));
+  EXPECT_TRUE(absl::IsInvalidArgument(run({{Kind::kRecvForward, 0, 0}}, true)));
+}
+
 // A stage that fails says why; the others are freed by the abort of whoever runs them.
 TEST(PipelineTest, AStageThatFailsFreesAllOthers) {
   for (const bool overlap : {false, true}) {
