@@ -13,8 +13,8 @@ LossResult MaskedLoss(const at::Tensor& token_losses, const at::Tensor& loss_mas
 
 class GptForwardStep final : public ForwardStep {
  public:
-  // Every stage reads its microbatch: later stages need its labels or masks. Passes on the data
-  // iterator's error.
+  // Every stage takes its microbatch: tokens, labels or masks of it are needed (a stage that needs
+  // none is given empty ones). Passes on the data iterator's error.
   absl::StatusOr<ForwardStepResult> Run(DataIterator& data, ModelChunk& model,
                                         const at::Tensor& input) override;
 };

@@ -67,11 +67,30 @@ class DeviceIterator final : public DataIterator {
   const c10::Device device_;
 };
 
+// What a stage without embedding and loss is given: its forward step looks at nothing in it.
+class EmptyBatches final : public DataIterator {
+ public:
+  absl::StatusOr<Batch> Next() override { return Batch(); }
+};
+
+// May a chunk's forward pass look at its batch? Providers of a plugin may do what they like; of our
+// own, the GPT reads tokens at the first stage, labels at the last, and a mask in every layer.
+bool ReadsBatches(const JobState& state, const ChunkLayers& holds) {
+  const JobSpec& spec = state.spec;
+  const bool ours = spec.model.model_provider == "gpt" && spec.model.forward_step == "gpt" &&
+                    (spec.data.dataset_provider == "gpt" || spec.data.dataset_provider == "mock");
+  return holds.embedding || holds.loss || spec.data.reset_attention_mask || !ours;
+}
+
 absl::StatusOr<DataIterators> MakeIterators(const JobState& state,
                                             const std::shared_ptr<const Dataset>& dataset,
                                             const DataIteratorOptions& options) {
   DataIterators iterators;
-  for (size_t chunk = 0; chunk < state.chunks.size(); ++chunk) {
+  for (const ChunkLayers& holds : state.layers) {
+    if (!ReadsBatches(state, holds)) {
+      iterators.push_back(std::make_unique<EmptyBatches>());
+      continue;
+    }
     ASSIGN_OR_RETURN(std::unique_ptr<DataIterator> data, MakeDataIterator(dataset, options));
     if (!state.device.is_cpu())
       data = std::make_unique<DeviceIterator>(std::move(data), state.device);

@@ -41,6 +41,7 @@ DdpOptions DdpOptionsOf(const JobSpec& spec, const ResolvedSpec& sizes, int virt
       spec.parallel.use_distributed_optimizer && spec.parallel.overlap_param_gather;
   // Effective only where the schedule dispatches the gathers.
   options.align_param_gather = ScheduleOptionsOf(spec, virtual_pp, 1).has_param_sync_func;
+  options.pad_buckets_for_high_nccl_busbw = spec.parallel.pad_buckets_for_high_nccl_busbw;
   return options;
 }
 
@@ -49,9 +50,8 @@ DdpOptions DdpOptionsOf(const JobSpec& spec, const ResolvedSpec& sizes, int virt
 absl::Status BuildChunks(ModelProvider& provider, JobState& state) {
   ASSIGN_OR_RETURN(const LayerSplit split, LayerSplitOf(state.spec));
   ASSIGN_OR_RETURN(const LayerTable table, AssignLayers(split));
-  const std::vector<ChunkLayers>& stages = table[state.parallel.coordinates().pp];
-  for (size_t stage = 0; stage < stages.size(); ++stage) {
-    const ChunkLayers& holds = stages[stage];
+  state.layers = table[state.parallel.coordinates().pp];
+  for (const ChunkLayers& holds : state.layers) {
     ModelBuildContext context{.spec = state.spec,
                               .sizes = state.sizes,
                               .parallel = state.parallel,
@@ -62,11 +62,10 @@ absl::Status BuildChunks(ModelProvider& provider, JobState& state) {
                               .post_process = holds.loss,
                               .layer_offset = holds.layers.empty() ? 0 : holds.layers.front(),
                               .num_layers = static_cast<int64_t>(holds.layers.size())};
-    if (stages.size() > 1) context.vp_stage = static_cast<int>(stage);
+    if (state.layers.size() > 1) context.vp_stage = static_cast<int>(state.chunks.size());
     ASSIGN_OR_RETURN(std::unique_ptr<ModelChunk> chunk, provider.Build(context));
     state.chunks.push_back(std::move(chunk));
   }
-  state.is_last_stage = stages.back().loss;
   return absl::OkStatus();
 }
 

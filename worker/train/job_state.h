@@ -15,6 +15,7 @@
 #include "common/schedule/microbatches.h"
 #include "common/spec/job_spec.h"
 #include "common/spec/spec_json.h"
+#include "common/topology/layer_assignment.h"
 #include "worker/comm/communicator.h"
 #include "worker/optim/optimizer.h"
 #include "worker/parallel/ddp.h"
@@ -41,7 +42,7 @@ struct JobState {
   ParallelContext parallel;
   RngTracker rng;
   std::vector<std::unique_ptr<ModelChunk>> chunks;  // by virtual stage; one without them
-  bool is_last_stage = true;  // computes losses: this rank's last chunk ends the model
+  std::vector<ChunkLayers> layers;                  // what each chunk holds
   std::shared_ptr<ForwardStep> forward_step;
   // Null with skip_train.
   std::unique_ptr<DistributedDataParallel> ddp;
@@ -52,6 +53,8 @@ struct JobState {
   Progress progress;
 };
 
+// Does this rank compute losses? Its last chunk ends the model then.
+inline bool IsLastStage(const JobState& state) { return state.layers.back().loss; }
 // Parameters of all chunks, in order.
 std::vector<ParameterPtr> ParametersOf(const JobState& state);
 

@@ -6,23 +6,6 @@
 namespace muster {
 namespace {
 
-// For models that do not await their parameters one by one: all of a chunk's are whole before it
-// runs.
-class GatheredForwardStep final : public ForwardStep {
- public:
-  explicit GatheredForwardStep(ForwardStep& inner) : inner_(inner) {}
-  absl::StatusOr<ForwardStepResult> Run(DataIterator& data, ModelChunk& model,
-                                        const at::Tensor& input) override {
-    if (!model.awaits_parameters()) {
-      for (const ParameterPtr& parameter : model.parameters()) parameter->AwaitGather();
-    }
-    return inner_.Run(data, model, input);
-  }
-
- private:
-  ForwardStep& inner_;
-};
-
 // Of one chunk's output: (S / cp [/ tp], B, H).
 std::vector<int64_t> HiddenShape(const JobSpec& spec, int64_t micro_batch_size) {
   const ParallelSpec& p = spec.parallel;
@@ -49,11 +32,10 @@ absl::StatusOr<ForwardBackwardResult> RunPasses(JobState& state, const DataItera
   const ScheduleOptions schedule_options = ScheduleOf(state, options);
   Communicator& pp = state.parallel.Group("pp");
   ASSIGN_OR_RETURN(const RankSchedule schedule, MakeRankSchedule(schedule_options, pp.rank()));
-  GatheredForwardStep forward_step(*state.forward_step);
   ForwardBackwardOptions run{
       .schedule = schedule,
       .num_microbatches = options.num_microbatches,
-      .forward_step = forward_step,
+      .forward_step = *state.forward_step,
       .ddp = options.forward_only ? nullptr : state.ddp.get(),
       .calculate_per_token_loss = !options.forward_only && spec.training.calculate_per_token_loss,
       .loss_scale = options.loss_scale,

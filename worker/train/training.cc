@@ -39,7 +39,7 @@ class Training {
     eval_options_.do_valid = data_.has_valid();
     eval_options_.do_test = data_.has_test();
     const RankCoordinates& where = state_->parallel.coordinates();
-    reports_ = where.tp == 0 && where.cp == 0 && where.dp == 0 && state_->is_last_stage;
+    reports_ = where.tp == 0 && where.cp == 0 && where.dp == 0 && IsLastStage(*state_);
   }
 
   absl::StatusOr<TrainingResult> Run() {

@@ -3,63 +3,19 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include <map>
+
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "tests/worker/parallel/logging_communicator.h"
 #include "tests/worker/parallel/thread_ranks.h"
 
 namespace muster {
 namespace {
 
 using testing::ElementsAre;
-
-// Writes down the collectives of a group and of all groups split from it: "tp sum 5".
-class LoggingCommunicator final : public Communicator {
- public:
-  using Log = std::shared_ptr<std::vector<std::string>>;
-  LoggingCommunicator(CommunicatorPtr inner, Log log)
-      : inner_(std::move(inner)), log_(std::move(log)) {}
-
-  int rank() const override { return inner_->rank(); }
-  int size() const override { return inner_->size(); }
-  const std::string& name() const override { return inner_->name(); }
-  const std::vector<int>& ranks() const override { return inner_->ranks(); }
-  WorkPtr AllReduce(at::Tensor tensor, ReduceOp op) override {
-    EXPECT_EQ(op, ReduceOp::kSum);
-    log_->push_back(absl::StrCat(name(), " sum ", tensor.numel()));
-    return inner_->AllReduce(tensor, op);
-  }
-  WorkPtr ReduceScatter(at::Tensor output, at::Tensor input, ReduceOp op) override {
-    log_->push_back(absl::StrCat(name(), " reduce_scatter ", input.numel()));
-    return inner_->ReduceScatter(output, input, op);
-  }
-  WorkPtr AllGather(at::Tensor output, at::Tensor input) override {
-    log_->push_back(absl::StrCat(name(), " all_gather ", input.numel()));
-    return inner_->AllGather(output, input);
-  }
-  WorkPtr AllToAll(at::Tensor output, at::Tensor input, std::vector<int64_t> output_splits,
-                   std::vector<int64_t> input_splits) override {
-    return inner_->AllToAll(output, input, std::move(output_splits), std::move(input_splits));
-  }
-  WorkPtr Broadcast(at::Tensor tensor, int root) override {
-    log_->push_back(absl::StrCat(name(), " broadcast from ", root));
-    return inner_->Broadcast(tensor, root);
-  }
-  WorkPtr SendRecv(std::vector<P2POp> batch) override { return inner_->SendRecv(std::move(batch)); }
-  WorkPtr Barrier() override { return inner_->Barrier(); }
-  absl::StatusOr<CommunicatorPtr> Split(std::string name, std::vector<int> members) override {
-    ASSIGN_OR_RETURN(CommunicatorPtr group, inner_->Split(std::move(name), std::move(members)));
-    if (group == nullptr) return group;
-    return CommunicatorPtr(std::make_shared<LoggingCommunicator>(std::move(group), log_));
-  }
-  void Abort(const std::string& reason) override { inner_->Abort(reason); }
-  std::string Describe() override { return inner_->Describe(); }
-
- private:
-  const CommunicatorPtr inner_;
-  const Log log_;
-};
 
 ParameterPtr Param(const std::string& name, int64_t numel) {
   auto p = std::make_shared<Parameter>();
@@ -194,6 +150,37 @@ TEST(FinalizeGradsTest, SquaresThatWereKnownAreForgotten) {
              EXPECT_FALSE(rank.norm->main_grad_squares.has_value());
              EXPECT_FALSE(rank.averaged->main_grad_squares.has_value());
            });
+}
+
+// Each rank keeps its shard of every bucket; together with its peers over tp and the stages it must
+// hold what the whole gradients would be.
+TEST(FinalizeGradsTest, ReduceScatteredShardsAreFinalToo) {
+  for (bool per_token : {false, true}) {
+    SCOPED_TRACE(per_token);
+    int64_t elements[2][2][2] = {};  // by dp, pp, tp: owned ones
+    Finalize({.topology = {.world_size = 8, .tp = 2, .pp = 2},
+              .options = {.calculate_per_token_loss = per_token, .use_distributed_optimizer = true},
+              .per_token = per_token},
+             [&](const RankCoordinates& where, const Rank& rank, DistributedDataParallel& ddp,
+                 const std::vector<std::string>&) {
+               const double n = per_token ? 2.0 / 12 : 1;
+               const double of_tp[2] = {51.0 + 10 * where.pp, 52.0 + 10 * where.pp};
+               const std::map<const Parameter*, double> expected = {
+                   {rank.split.get(), n * of_tp[where.tp]},
+                   {rank.norm.get(), n * (of_tp[0] + of_tp[1])},
+                   {rank.qk.get(), n * (of_tp[0] + of_tp[1])},
+                   {rank.averaged.get(), n * (of_tp[0] + of_tp[1]) / 2},
+                   {rank.embedding.get(), n * (51 + 61 + 2 * where.tp)}};
+               for (const OwnedShard& shard : ddp.shards()) {
+                 SCOPED_TRACE(shard.parameter->name);
+                 EXPECT_DOUBLE_EQ(Value(shard.grad), expected.at(shard.parameter.get()));
+                 elements[where.dp][where.pp][where.tp] += shard.grad.numel();
+               }
+             });
+    for (int pp : {0, 1}) {
+      for (int tp : {0, 1}) EXPECT_EQ(elements[0][pp][tp] + elements[1][pp][tp], 22);
+    }
+  }
 }
 
 }  // namespace

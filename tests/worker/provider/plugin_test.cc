@@ -14,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "worker/provider/plugin.h"
+#include "worker/provider/plugin_api.h"
 
 namespace muster {
 namespace {
@@ -142,7 +143,7 @@ TEST_F(PluginTest, MissingFileFolderOrGarbageIsNamed) {
 
 TEST_F(PluginTest, AnotherAbiVersionIsRefusedBeforeItRuns) {
   ExpectError(Load(Install(STALE_PLUGIN, "allowed")), absl::StatusCode::kFailedPrecondition,
-              "plugin ABI version 0, this trainer has 1");
+              absl::StrCat("plugin ABI version 0, this trainer has ", kPluginAbiVersion));
 }
 
 TEST_F(PluginTest, ALibraryThatIsNoPluginIsRefused) {

@@ -103,10 +103,6 @@ TEST(GptModelProviderTest, WhatIsMissingIsNamed) {
   EXPECT_THAT(std::string(BuildGpt(spec).status().message()), HasSubstr("model.num_experts=4"));
   EXPECT_EQ(BuildGpt(spec).status().code(), absl::StatusCode::kUnimplemented);
   spec = SmallSpec();
-  spec.parallel.tensor_model_parallel_size = 2;
-  EXPECT_THAT(std::string(BuildGpt(spec).status().message()),
-              HasSubstr("parallel.tensor_model_parallel_size=2"));
-  spec = SmallSpec();
   spec.model.normalization = "BatchNorm";
   EXPECT_EQ(BuildGpt(spec).status().code(), absl::StatusCode::kInvalidArgument);
 }

@@ -158,6 +158,8 @@ std::vector<RankRun> RunJob(const std::string& spec_json, const RunOptions& opti
   std::vector<RankRun> runs(static_cast<size_t>(size));
   std::vector<std::thread> threads;
   for (int rank = 0; rank < size; ++rank) {
+    CommunicatorPtr& mine = worlds[static_cast<size_t>(rank)];
+    if (options.wrap) mine = options.wrap(rank, mine);
     RankRun& run = runs[static_cast<size_t>(rank)];
     run.host = std::make_unique<ScriptedHost>();
     if (options.script) options.script(rank, *run.host);

@@ -19,6 +19,8 @@
 
 namespace muster {
 
+class Communicator;
+
 // A temporary folder with a small data set of bytes ("data": counting sequences of uneven length,
 // easy to learn) and room for checkpoints; removed at the end.
 class TrainTestRoot {
@@ -88,6 +90,9 @@ struct RunOptions {
   int64_t short_samples = 0;
   int64_t short_valid_samples = 0;
   int64_t directives_through = 0;
+  // Stands before a rank's world: what it returns is used in its place.
+  std::function<std::shared_ptr<Communicator>(int rank, std::shared_ptr<Communicator> world)> wrap =
+      {};
 };
 
 // One rank's result for each of resources.world_size ranks. A rank that fails aborts the world.
