@@ -73,7 +73,12 @@ def formula_bytes(entry, parameters):
         columns = 2 * MODEL["layers"] // pp + (stage == pp - 1)
         rows = 2 * MODEL["layers"] // pp + (stage == 0)
         share = (tp - 1) / tp
-        sent["tp"] = m * share * hidden * (2 * (columns + rows) + (columns if sequence_parallel else 0))
+        sent["tp"] = m * share * hidden * 2 * (columns + rows)
+        if sequence_parallel:
+            # Learned positions need the embedding's all-reduce whole; its gradient is gathered all the same. Norms and the biases
+            # that are added to a slice have gradients to sum, once a step.
+            sliced = (6 * MODEL["layers"] // pp + 2 * (stage == pp - 1)) * MODEL["hidden"]
+            sent["tp"] += m * share * hidden * (columns + (stage == 0)) + 2 * share * 4 * sliced
         # Each chunk but the last sends an activation on, each but the first a gradient back, every microbatch.
         chunks = 2 * v - (stage == 0) - (stage == pp - 1)
         sent["pp"] = m * chunks * hidden / (tp if sequence_parallel else 1) if pp > 1 else 0
