@@ -13,7 +13,8 @@ TEST_P(ExamplesTest, IsAGoodSpec) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Files, ExamplesTest,
-                         ::testing::Values("demo.json", "gpt2-124m.json", "llama-1b.json"),
+                         ::testing::Values("demo.json", "gpt2-124m.json", "llama-1b.json",
+                                           "tp2-pp2.json"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name) {
