@@ -62,12 +62,17 @@ absl::StatusOr<SpecSchedule> ScheduleOf(const JobSpec& spec) {
 std::string Title(const ScheduleOptions& options) {
   const std::string sizes = absl::StrCat("p = ", options.pp, ", m = ", options.num_microbatches);
   if (options.pp == 1) return absl::StrCat("no pipelining: ", sizes);
-  if (options.virtual_pp == 1) return absl::StrCat("1F1B: ", sizes);
+  const std::optional<int>& partial = options.num_microbatches_with_partial_activation_checkpoints;
+  const std::string checkpoints =
+      partial.has_value() ? absl::StrCat(", ", *partial, " partially checkpointed") : "";
+  if (options.virtual_pp == 1) return absl::StrCat("1F1B: ", sizes, checkpoints);
+  const char* const overlap = !options.overlap_p2p_comm               ? "not overlapped"
+                              : options.overlap_p2p_comm_warmup_flush ? "overlapped throughout"
+                                                                      : "overlapped";
   return absl::StrFormat(
-      "interleaved 1F1B, %s: p = %d, v = %d, m = %d, N = %d",
-      options.overlap_p2p_comm ? "overlapped" : "not overlapped", options.pp, options.virtual_pp,
-      options.num_microbatches,
-      options.microbatch_group_size == 0 ? options.pp : options.microbatch_group_size);
+      "interleaved 1F1B, %s: p = %d, v = %d, m = %d, N = %d%s", overlap, options.pp,
+      options.virtual_pp, options.num_microbatches,
+      options.microbatch_group_size == 0 ? options.pp : options.microbatch_group_size, checkpoints);
 }
 
 // Beside each other what was measured in the drawing and what the formula says.
@@ -88,6 +93,7 @@ Json ToJson(const SpecSchedule& schedule) {
       list.push_back(
           {{"op", ScheduleOpName(op.kind)}, {"chunk", op.chunk}, {"microbatch", op.microbatch}});
       if (op.exchange >= 0) list.back()["exchange"] = op.exchange;
+      if (op.recompute) list.back()["recompute"] = true;
       if (op.kind != ScheduleOp::Kind::kForward && op.kind != ScheduleOp::Kind::kBackward) continue;
       const SlotSpan slots = schedule.timeline.ranks[rank][cell++].slots;
       list.back()["begin_slot"] = slots.begin;
@@ -164,8 +170,9 @@ Command ScheduleCommand() {
           "communication none; dots are bubbles. Below stands the bubble as the drawing has it, "
           "beside the formula (p-1)/(v m). On a terminal it is drawn in parts that fit.\n\n"
           "--list prints the operations of each rank in their order instead: F0 and B0 for "
-          "passes, sf, rf, sb and rb for sends and receives (a+b is one exchange), GS and PS "
-          "for gradient and parameter synchronisation. Needs no cluster.",
+          "passes (F0*: all layers are recomputed), sf, rf, sb and rb for sends and receives (a+b "
+          "is one exchange), GS and PS for gradient and parameter synchronisation. Needs no "
+          "cluster.",
       .min_arguments = 1,
       .max_arguments = 1,
       .options = {{"--list", "", "print each rank's operations in their order"},

@@ -9,7 +9,8 @@ namespace {
 
 class ChunkWalk : private LayerWalk {
  public:
-  using LayerWalk::LayerWalk;
+  ChunkWalk(const JobSpec& spec, const ResolvedSpec& resolved, Recomputed recomputed)
+      : LayerWalk(spec, resolved), all_layers_(recomputed == Recomputed::kAllLayers) {}
 
   ActivationBytes Chunk(const ChunkLayers& chunk) {
     const auto num_layers = static_cast<int64_t>(chunk.layers.size());
@@ -86,9 +87,9 @@ class ChunkWalk : private LayerWalk {
   // Recomputation, as worker/model/transformer_block.cc does it: layers in the group that begins or
   // ends there, 0 for a layer that keeps its activations.
   int64_t CheckpointAt(int64_t first, int64_t num_layers) const {
-    if (t_.recompute_granularity != "full") return 0;
+    if (t_.recompute_granularity != "full") return all_layers_ ? 1 : 0;
     const int64_t count = t_.recompute_num_layers.value_or(1);
-    if (t_.recompute_method == "block") return first < count ? 1 : 0;
+    if (t_.recompute_method == "block") return all_layers_ || first < count ? 1 : 0;
     return std::min(count, num_layers - first);
   }
   int64_t GroupEndingAt(int64_t end, int64_t num_layers) const {
@@ -99,13 +100,15 @@ class ChunkWalk : private LayerWalk {
     }
     return 0;
   }
+
+  const bool all_layers_;
 };
 
 }  // namespace
 
 ActivationBytes ChunkActivations(const JobSpec& spec, const ResolvedSpec& resolved,
-                                 const ChunkLayers& chunk) {
-  return ChunkWalk(spec, resolved).Chunk(chunk);
+                                 const ChunkLayers& chunk, Recomputed recomputed) {
+  return ChunkWalk(spec, resolved, recomputed).Chunk(chunk);
 }
 
 }  // namespace muster

@@ -19,7 +19,12 @@ struct ActivationBytes {
   int64_t backward_peak = 0;  // while the backward pass runs; at least `kept`
 };
 
+enum class Recomputed {
+  kAsTheSpecSays,
+  kAllLayers,  // ScheduleOp::recompute
+};
 ActivationBytes ChunkActivations(const JobSpec& spec, const ResolvedSpec& resolved,
-                                 const ChunkLayers& chunk);
+                                 const ChunkLayers& chunk,
+                                 Recomputed recomputed = Recomputed::kAsTheSpecSays);
 
 }  // namespace muster

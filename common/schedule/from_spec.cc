@@ -70,8 +70,15 @@ ScheduleOptions ScheduleOptionsOf(const JobSpec& spec, int virtual_pp, int64_t n
       static_cast<int>(p.microbatch_group_size_per_virtual_pipeline_stage.value_or(0));
   // Without virtual stages Megatron turns these two off; without stages nothing has to be aligned.
   options.overlap_p2p_comm = virtual_pp > 1 && p.overlap_p2p_comm;
+  options.overlap_p2p_comm_warmup_flush =
+      options.overlap_p2p_comm && p.overlap_p2p_comm_warmup_flush;
   options.has_param_sync_func = virtual_pp > 1 && p.overlap_param_gather && p.align_param_gather;
   options.has_grad_sync_func = options.pp > 1 && p.overlap_grad_reduce && p.align_grad_reduce;
+  const auto& partial = spec.training.num_microbatches_with_partial_activation_checkpoints;
+  if (partial.has_value() && options.pp > 1) {
+    options.num_microbatches_with_partial_activation_checkpoints =
+        static_cast<int>(std::min<int64_t>(*partial, std::numeric_limits<int>::max()));
+  }
   return options;
 }
 
@@ -80,6 +87,7 @@ ScheduleOptions ForwardOnlyScheduleOptionsOf(const JobSpec& spec, int virtual_pp
   ScheduleOptions options = ScheduleOptionsOf(spec, virtual_pp, num_microbatches);
   options.forward_only = true;
   options.has_grad_sync_func = options.has_param_sync_func = false;
+  options.num_microbatches_with_partial_activation_checkpoints.reset();
   return options;
 }
 

@@ -74,7 +74,8 @@ class Interleaver {
       const int chunk = table_[ahead].chunk + 1;
       if (chunk > 1 && chunk < options_.virtual_pp) list_.Sync(Kind::kParamSync, chunk);
     }
-    list_.Forward(table_[k].chunk, table_[k].microbatch);
+    list_.Forward(table_[k].chunk, table_[k].microbatch,
+                  RecomputesAllLayers(options_, count_.warmup, k));
   }
   void Backward(int k) {
     const int last_microbatch = options_.num_microbatches - 1;
@@ -113,11 +114,15 @@ class Interleaver {
   }
 
   void Warmup() {
+    const bool receives_ahead = options_.overlap_p2p_comm_warmup_flush && !first_;
     for (int k = 0; k < count_.warmup; ++k) {
+      const bool more = k < count_.total - 1;
+      list_.NewExchange();
+      if (more && receives_ahead) RecvForward(k);
       Forward(k);
       list_.NewExchange();
       SendForward(k);
-      if (k < count_.total - 1) RecvForward(k);
+      if (more && !receives_ahead) RecvForward(k);
       if (k == count_.warmup - 1 && !options_.forward_only && !count_.all) {
         if (options_.overlap_p2p_comm) list_.NewExchange();
         RecvFirstGradient();
@@ -152,11 +157,15 @@ class Interleaver {
       list_.NewExchange();
       RecvFirstGradient();
     }
+    const bool receives_ahead = options_.overlap_p2p_comm_warmup_flush && !last_;
     for (int k = count_.remaining; k < count_.total; ++k) {
+      const bool more = k < count_.total - 1;
+      list_.NewExchange();
+      if (more && receives_ahead) RecvBackward(k);
       Backward(k);
       list_.NewExchange();
       SendBackward(k);
-      if (k < count_.total - 1) RecvBackward(k);
+      if (more && !receives_ahead) RecvBackward(k);
     }
   }
 

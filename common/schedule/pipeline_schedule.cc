@@ -39,7 +39,7 @@ RankSchedule OneForwardOneBackward(const ScheduleOptions& options, int rank) {
   for (int i = 0; i < warmup; ++i) {
     list.NewExchange();
     recv_forward(i);
-    list.Forward(0, i);
+    list.Forward(0, i, RecomputesAllLayers(options, warmup, i));
     list.NewExchange();
     send_forward(i);
   }
@@ -48,7 +48,7 @@ RankSchedule OneForwardOneBackward(const ScheduleOptions& options, int rank) {
   for (int i = 0; i < remaining; ++i) {
     const int forward = warmup + i;
     const bool last_step = i == remaining - 1;
-    list.Forward(0, forward);
+    list.Forward(0, forward, RecomputesAllLayers(options, warmup, forward));
     list.NewExchange();
     send_forward(forward);
     if (options.forward_only) {
@@ -130,6 +130,14 @@ absl::Status CheckScheduleOptions(const ScheduleOptions& o) {
                    ", virtual_pipeline_model_parallel_size=", o.virtual_pp,
                    " and num_microbatches=", o.num_microbatches, " must be at least 1");
   }
+  if (o.overlap_p2p_comm_warmup_flush && !o.overlap_p2p_comm) {
+    return invalid("overlap_p2p_comm_warmup_flush needs overlap_p2p_comm");
+  }
+  const std::optional<int>& partial = o.num_microbatches_with_partial_activation_checkpoints;
+  if (partial.has_value() && (*partial < 0 || o.pp == 1)) {
+    return invalid("num_microbatches_with_partial_activation_checkpoints=", *partial,
+                   " must be at least 0 and needs pipeline_model_parallel_size above 1");
+  }
   if (o.virtual_pp == 1) {
     if (o.overlap_p2p_comm) {
       return invalid("overlap_p2p_comm needs virtual pipeline stages (the interleaved schedule)");
@@ -200,7 +208,7 @@ std::string ScheduleText(const RankSchedule& schedule, int num_chunks) {
     absl::StrAppend(&text, i == 0 ? "" : fused ? "+" : " ", ShortName(op.kind));
     if (op.kind == Kind::kForward || op.kind == Kind::kBackward) {
       if (num_chunks > 1) absl::StrAppend(&text, op.chunk, ".");
-      absl::StrAppend(&text, op.microbatch, op.sync ? "!" : "");
+      absl::StrAppend(&text, op.microbatch, op.sync ? "!" : "", op.recompute ? "*" : "");
     }
     if (op.kind == Kind::kGradSync || op.kind == Kind::kParamSync) absl::StrAppend(&text, op.chunk);
   }

@@ -6,6 +6,7 @@
 // pp > 1 with virtual stages interleaved 1F1B. Rank r's chunk c is global stage c * pp + r.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,9 @@ struct ScheduleOp {
   // kBackward only: outside no_sync, so gradients are reduced as they become final. The hooks of
   // the bucketed wrapper do it; there is no kGradSync for this chunk then.
   bool sync = false;
+  // kForward only: all layers of this pass are recomputed in its backward pass, not only those that
+  // training.recompute_* names.
+  bool recompute = false;
   bool operator==(const ScheduleOp&) const = default;
 };
 
@@ -52,11 +56,17 @@ struct ScheduleOptions {
   // Interleaved only: sends and receives run behind the computation; the executor posts an
   // exchange, goes on, and waits for a receive where the tensor is needed.
   bool overlap_p2p_comm = false;
+  // With overlap_p2p_comm: in warm-up and cool-down, all ranks but the leading one (first for
+  // forward, last for backward) post the receive of the next pass before they run this one.
+  bool overlap_p2p_comm_warmup_flush = false;
   // Set: gradients (parameters) are reduced (gathered) by explicit kGradSync (kParamSync)
   // operations, placed so that they coincide over pipeline ranks (align_grad_reduce,
   // align_param_gather).
   bool has_grad_sync_func = false, has_param_sync_func = false;
   bool overlap_moe_expert_parallel_comm = false;  // one more warm-up step
+  // Forward step k of a rank with w warm-up steps recomputes all layers when k mod (w + 1) is at
+  // least this: of w + 1 passes in flight so many keep what they can. Not set: none is marked.
+  std::optional<int> num_microbatches_with_partial_activation_checkpoints;
 };
 
 // INVALID_ARGUMENT names the rule (reference 4.3 and G4.10).
@@ -85,7 +95,8 @@ struct WarmupCount {
 WarmupCount CountWarmup(const ScheduleOptions& options, int pipeline_rank);
 
 // "F0 sf+rb B0": sf/rf/sb/rb for sends and receives, a+b for one exchange, F1.0 (chunk.microbatch)
-// with several chunks, GS0/PS0 for syncs of a chunk, B1! for a backward pass outside no_sync.
+// with several chunks, GS0/PS0 for syncs of a chunk, B1! for a backward pass outside no_sync, F1*
+// for a forward pass all of whose layers are recomputed.
 std::string ScheduleText(const RankSchedule& schedule, int num_chunks);
 
 // Most microbatches (of any chunk) whose forward pass is done and whose backward pass is not: how

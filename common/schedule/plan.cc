@@ -1,6 +1,8 @@
 #include "common/schedule/plan.h"
 
 #include <algorithm>
+#include <array>
+#include <set>
 #include <utility>
 
 #include "common/base/check.h"
@@ -80,17 +82,25 @@ int64_t LayerWiseBytes(const JobSpec& spec, const ResolvedSpec& resolved,
   return (total_bytes + surplus * (ranks - 1)) / ranks;
 }
 
+// Of one chunk, by ScheduleOp::recompute of the forward pass.
+using ChunkBytes = std::array<ActivationBytes, 2>;
+
 // The most bytes of activations held at once while a rank's schedule runs.
-int64_t PeakBytes(const RankSchedule& schedule, const std::vector<ActivationBytes>& chunks) {
+int64_t PeakBytes(const RankSchedule& schedule, const std::vector<ChunkBytes>& chunks) {
   int64_t held = 0, peak = 0;
+  std::set<std::pair<int, int>> recomputed;  // chunk, microbatch
   for (const ScheduleOp& op : schedule) {
+    const std::pair<int, int> pass = {op.chunk, op.microbatch};
     if (op.kind == ScheduleOp::Kind::kForward) {
-      peak = std::max(peak, held + chunks[op.chunk].forward_peak);
-      held += chunks[op.chunk].kept;
+      if (op.recompute) recomputed.insert(pass);
+      const ActivationBytes& bytes = chunks[op.chunk][op.recompute ? 1 : 0];
+      peak = std::max(peak, held + bytes.forward_peak);
+      held += bytes.kept;
     }
     if (op.kind == ScheduleOp::Kind::kBackward) {
-      held -= chunks[op.chunk].kept;
-      peak = std::max(peak, held + chunks[op.chunk].backward_peak);
+      const ActivationBytes& bytes = chunks[op.chunk][recomputed.erase(pass)];
+      held -= bytes.kept;
+      peak = std::max(peak, held + bytes.backward_peak);
     }
   }
   return peak;
@@ -100,7 +110,13 @@ int64_t PeakBytes(const RankSchedule& schedule, const std::vector<ActivationByte
 int ShortestFullStep(const ScheduleOptions& options, int64_t num_microbatches) {
   const int64_t group =
       options.microbatch_group_size == 0 ? options.pp : options.microbatch_group_size;
-  const int64_t enough = options.virtual_pp == 1 ? options.pp : 4 * group;
+  int64_t enough = options.virtual_pp == 1 ? options.pp : 4 * group;
+  if (options.num_microbatches_with_partial_activation_checkpoints.has_value()) {
+    // Passes that recompute all layers come every w + 1 steps, chunks every v * group: until all
+    // pairs have been met.
+    enough = options.virtual_pp == 1 ? 2 * options.pp
+                                     : (2 * options.pp + options.virtual_pp * group + 4) * group;
+  }
   if (num_microbatches <= enough + group) return static_cast<int>(num_microbatches);
   return static_cast<int>(enough + num_microbatches % group);
 }
@@ -200,9 +216,10 @@ absl::StatusOr<JobPlan> MakePlan(const JobSpec& spec, const ResolvedSpec& resolv
   options.num_microbatches = ShortestFullStep(options, sizes.num_microbatches);
   for (int rank = 0; rank < split.pp; ++rank) {
     RankPlan& stage = plan.stages.emplace_back(PlanStage(spec, resolved, layers[rank]));
-    std::vector<ActivationBytes> chunks;
+    std::vector<ChunkBytes> chunks;
     for (const ChunkLayers& chunk : layers[rank]) {
-      chunks.push_back(ChunkActivations(spec, resolved, chunk));
+      chunks.push_back({ChunkActivations(spec, resolved, chunk),
+                        ChunkActivations(spec, resolved, chunk, Recomputed::kAllLayers)});
     }
     ASSIGN_OR_RETURN(const RankSchedule schedule, MakeRankSchedule(options, rank));
     // The optimizer's step comes when no activation is left.

@@ -19,8 +19,9 @@ namespace muster {
 //   optimizer    moments, and fp32 main parameters for half-precision models; with the distributed
 //                optimizer a rank holds 1 / (dp * cp / instances) of it (experts: 1 / expert dp)
 //   activations  the most that lives on top of these at a time: what every microbatch in flight
-//   keeps
-//                between its forward and its backward pass, the temporaries of the pass that runs,
+//                keeps between its forward and its backward pass (of partially checkpointed ones
+//                and of those recomputed as a whole, as many as the schedule holds together), the
+//                temporaries of the pass that runs,
 //                rotary tables (activation_memory.h); or the optimizer's temporaries, if they are
 //                more. Of a ramp-up the full batch counts.
 struct RankPlan {

@@ -9,8 +9,11 @@ namespace muster {
 
 class ScheduleBuilder {
  public:
-  void Forward(int chunk, int microbatch) {
-    list_.push_back({ScheduleOp::Kind::kForward, chunk, microbatch, -1, false});
+  void Forward(int chunk, int microbatch, bool recompute = false) {
+    list_.push_back({.kind = ScheduleOp::Kind::kForward,
+                     .chunk = chunk,
+                     .microbatch = microbatch,
+                     .recompute = recompute});
   }
   void Backward(int chunk, int microbatch, bool sync) {
     list_.push_back({ScheduleOp::Kind::kBackward, chunk, microbatch, -1, sync});
@@ -33,5 +36,11 @@ class ScheduleBuilder {
   int exchange_ = -1;
   bool open_ = false;
 };
+
+// Of forward step `step` of a rank with `warmup` warm-up steps (reference 4.2).
+inline bool RecomputesAllLayers(const ScheduleOptions& options, int warmup, int step) {
+  const std::optional<int>& partial = options.num_microbatches_with_partial_activation_checkpoints;
+  return partial.has_value() && !options.forward_only && step % (warmup + 1) >= *partial;
+}
 
 }  // namespace muster

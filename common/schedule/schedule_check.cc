@@ -61,6 +61,9 @@ class ListChecker {
                                   op.kind == Kind::kRecvBackward)) {
       return Fail("this schedule has forward passes only");
     }
+    if (op.recompute && (op.kind != Kind::kForward || options_.forward_only)) {
+      return Fail("only forward passes of training can have their layers recomputed");
+    }
     if (Done(op.kind, op)) return Fail("is done twice");
     Done(op.kind, op) = 1;
     if (op.kind == Kind::kForward) return Forward(op);

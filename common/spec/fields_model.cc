@@ -118,6 +118,9 @@ Section ParallelFields() {
           {F(overlap_p2p_comm), Anything(), "",
            "Send and receive between stages behind the computation; takes effect with virtual "
            "stages only, which need more than two stages without it."},
+          {F(overlap_p2p_comm_warmup_flush), Anything(), "",
+           "Also while the pipeline fills and drains: stages post the next receive before they "
+           "compute. Needs virtual stages and overlap_p2p_comm."},
           {F(context_parallel_size), ranks, "ranks", "Ranks that share each sequence."},
           {F(cp_comm_type), OneOf({"p2p", "all_gather", "a2a", "a2a+p2p"}), "",
            "How attention sees the whole sequence: ring, gathered keys and values, or heads "

@@ -89,6 +89,11 @@ Section TrainingFields() {
            "full: layers of a recomputed group, or layers recomputed in a stage.", "not set"},
           {F(recompute_modules), Anything(), "",
            "selective: what is recomputed; core_attn is attention without its projections."},
+          {F(num_microbatches_with_partial_activation_checkpoints), Between(0, kMaxSize),
+           "microbatches",
+           "Of the microbatches that a pipeline stage holds at once, how many are recomputed as "
+           "the fields above say; the others recompute every layer. Needs pipeline stages.",
+           "not set: all"},
           {F(exit_interval), count, "iterations",
            "Save and leave when the iteration is a multiple of this.", "not set"},
           {F(exit_duration_in_mins), Above(0), "minutes",

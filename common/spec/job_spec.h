@@ -67,6 +67,7 @@ struct ParallelSpec {
   bool account_for_loss_in_pipeline_split = false;
   std::optional<int64_t> microbatch_group_size_per_virtual_pipeline_stage;
   bool overlap_p2p_comm = true;  // with virtual stages only; off needs more than two stages
+  bool overlap_p2p_comm_warmup_flush = false;
   int64_t context_parallel_size = 1;
   std::string cp_comm_type = "p2p";
   int64_t expert_model_parallel_size = 1;
@@ -129,6 +130,7 @@ struct TrainingSpec {
   std::optional<std::string> recompute_method;
   std::optional<int64_t> recompute_num_layers;
   std::vector<std::string> recompute_modules = {"core_attn"};  // selective
+  std::optional<int64_t> num_microbatches_with_partial_activation_checkpoints;
   std::optional<int64_t> exit_interval;
   std::optional<double> exit_duration_in_mins;
   bool exit_signal_handler = true;  // SIGTERM: checkpoint and exit

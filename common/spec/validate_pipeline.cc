@@ -266,6 +266,11 @@ void CheckPipeline(const JobSpec& spec, RuleReport* report) {
   if (chunks == 0) return;
   CheckRecomputedLayers(spec, report);
   CheckScheduleLength(spec, chunks, report);
+  if (parallel.overlap_p2p_comm_warmup_flush && (chunks == 1 || !parallel.overlap_p2p_comm)) {
+    report->Add("parallel.overlap_p2p_comm_warmup_flush",
+                chunks == 1 ? "needs virtual stages (the interleaved schedule)"
+                            : "needs parallel.overlap_p2p_comm");
+  }
   if (chunks == 1) return;
   if (pp < 2) {
     report->Add(VirtualStagesField(parallel),

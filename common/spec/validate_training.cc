@@ -125,6 +125,23 @@ void CheckRecomputeModules(const TrainingSpec& training, RuleReport* report) {
   }
 }
 
+// Which microbatches recompute all of their layers.
+void CheckPartialCheckpoints(const JobSpec& spec, RuleReport* report) {
+  const char* const field = "training.num_microbatches_with_partial_activation_checkpoints";
+  if (!spec.training.num_microbatches_with_partial_activation_checkpoints ||
+      !report->Good({field, "parallel.pipeline_model_parallel_size"})) {
+    return;
+  }
+  if (spec.parallel.pipeline_model_parallel_size < 2) {
+    report->Add(field, "needs parallel.pipeline_model_parallel_size of at least 2");
+  }
+  if (spec.training.recompute_method == "uniform") {
+    report->Add(field,
+                "changes nothing with recompute_method uniform, which recomputes every layer of "
+                "every microbatch; use block");
+  }
+}
+
 }  // namespace
 
 void CheckRecompute(const JobSpec& spec, RuleReport* report) {
@@ -147,6 +164,7 @@ void CheckRecompute(const JobSpec& spec, RuleReport* report) {
   if (!full && training.recompute_num_layers) {
     report->Add("training.recompute_num_layers", "needs recompute_granularity full");
   }
+  CheckPartialCheckpoints(spec, report);
 }
 
 void CheckOptimizer(const JobSpec& spec, RuleReport* report) {

@@ -171,6 +171,29 @@ TEST_F(OfflineTest, ScheduleAsTimelineListAndPicture) {
   EXPECT_THAT(refused.err, HasSubstr("cannot be written: No such file"));
 }
 
+TEST_F(OfflineTest, ScheduleShowsWhatIsRecomputedAndWhatIsReceivedAhead) {
+  json spec = SmallSpec(2, 10);
+  spec["parallel"]["pipeline_model_parallel_size"] = 2;
+  spec["model"]["num_layers"] = 4;
+  spec["training"]["micro_batch_size"] = 1;
+  spec["training"]["global_batch_size"] = 4;
+  spec["training"]["num_microbatches_with_partial_activation_checkpoints"] = 1;
+  std::string path = SpecFile(spec);
+  EXPECT_THAT(Muster({"schedule", path}).out,
+              HasSubstr("1F1B: p = 2, m = 4, 1 partially checkpointed\n"));
+  EXPECT_THAT(Muster({"schedule", path, "--list"}).out, HasSubstr("pp 0: F0 sf F1* sf+rb B0 F2 "));
+  const json lists = json::parse(Muster({"schedule", path, "--json"}).out);
+  EXPECT_FALSE(lists[0][0].contains("recompute"));
+  EXPECT_EQ(lists[0][2]["recompute"], true);
+
+  spec["parallel"]["virtual_pipeline_model_parallel_size"] = 2;
+  spec["parallel"]["overlap_p2p_comm_warmup_flush"] = true;
+  path = SpecFile(spec);
+  EXPECT_THAT(Muster({"schedule", path}).out,
+              HasSubstr("interleaved 1F1B, overlapped throughout: p = 2, v = 2, m = 4, N = 2, 1 "));
+  EXPECT_THAT(Muster({"schedule", path, "--list"}).out, HasSubstr("pp 1: rf rf F0.0 sf rf F0.1*"));
+}
+
 TEST_F(OfflineTest, ScheduleOfAVastBatchIsRefused) {
   json spec = SmallSpec(2, 10);
   spec["training"]["global_batch_size"] = 2'000'000'000;

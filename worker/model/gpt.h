@@ -36,6 +36,7 @@ class GptModel final : public ModelChunk {
   void SetTraining(bool training) override { training_ = training; }
   at::Tensor Forward(const Batch& batch, const at::Tensor& input) override;
   bool awaits_parameters() const override { return true; }
+  void SetFullRecompute(bool full) override { layers_->SetFullRecompute(full); }
 
  private:
   at::Tensor Output(const at::Tensor& hidden, const Batch& batch, const TokenLayout& layout) const;

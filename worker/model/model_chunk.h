@@ -32,6 +32,9 @@ class ModelChunk {
   // Does Forward call Parameter::AwaitGather for what it reads? Otherwise all of the chunk's
   // parameters are gathered before it (overlap_param_gather without overlap).
   virtual bool awaits_parameters() const { return false; }
+  // Of the Forward calls that follow: recompute every layer in the backward pass, not only what
+  // training.recompute_* names. The numbers stay the same; a chunk that cannot may ignore it.
+  virtual void SetFullRecompute(bool /*full*/) {}
 };
 
 struct ModelBuildContext {

@@ -25,11 +25,11 @@ int64_t TransformerBlock::CheckpointAt(int64_t first) const {
   switch (recompute_) {
     case RecomputeMode::kNone:
     case RecomputeMode::kSelective:  // inside the attention
-      return 0;
+      return full_recompute_ ? 1 : 0;
     case RecomputeMode::kUniform:
       return std::min(recompute_num_layers_, static_cast<int64_t>(layers_->size()) - first);
     case RecomputeMode::kBlock:
-      return first < recompute_num_layers_ ? 1 : 0;
+      return full_recompute_ || first < recompute_num_layers_ ? 1 : 0;
   }
   return 0;
 }

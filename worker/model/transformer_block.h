@@ -3,6 +3,8 @@
 //   uniform  groups of recompute_num_layers consecutive layers are a checkpoint each
 //   block    the first recompute_num_layers layers of the chunk are a checkpoint each, the others
 //            keep their activations
+// After SetFullRecompute(true) every layer is recomputed, whatever the spec says: a checkpoint
+// each, or uniform's groups.
 // A checkpoint keeps its input alone, (N, H). For that its last layer's open sum is finished at the
 // edge, with the arithmetic of the norm that would have finished it: the numbers are those of a run
 // without recomputation, to the bit on a CPU.
@@ -25,6 +27,8 @@ class TransformerBlock {
   TransformerBlock(LayerBuild& build, int64_t layer_offset, int64_t num_layers,
                    std::shared_ptr<const RotaryTable> rotary);
 
+  void SetFullRecompute(bool full) { full_recompute_ = full; }
+
   // hidden (N, H), finished -> the last layer's result. Graphs made here outlive the block.
   PendingAdd Forward(const at::Tensor& hidden, const TokenLayout& layout, const at::Tensor& mask,
                      bool training) const;
@@ -37,6 +41,7 @@ class TransformerBlock {
   const RecomputeMode recompute_;
   const int64_t recompute_num_layers_;
   const std::vector<at::Generator> rng_regions_;
+  bool full_recompute_ = false;
   std::shared_ptr<const Layers> layers_;  // shared with the graphs, which run them again
 };
 

@@ -149,6 +149,7 @@ class Executor {
     if (!chunk.awaits_parameters()) {
       for (const ParameterPtr& parameter : chunk.parameters()) parameter->AwaitGather();
     }
+    chunk.SetFullRecompute(op.recompute);
     ASSIGN_OR_RETURN(const ForwardStepResult step,
                      options_.forward_step.Run(*options_.data[op.chunk], chunk, pass.input));
     if (!sends_[op.chunk]) return Loss(step, pass);

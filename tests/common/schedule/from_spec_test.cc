@@ -93,6 +93,14 @@ TEST(FromSpecTest, SyncFunctionsFollowTheOverlapFlags) {
   EXPECT_FALSE(ScheduleOptionsOf(spec, 1, 4).overlap_p2p_comm);
   EXPECT_TRUE(ScheduleOptionsOf(spec, 2, 4).has_param_sync_func);
   EXPECT_TRUE(ScheduleOptionsOf(spec, 2, 4).overlap_p2p_comm);
+  EXPECT_FALSE(ScheduleOptionsOf(spec, 2, 4).overlap_p2p_comm_warmup_flush);
+  spec.parallel.overlap_p2p_comm_warmup_flush = true;
+  EXPECT_TRUE(ScheduleOptionsOf(spec, 2, 4).overlap_p2p_comm_warmup_flush);
+  spec.training.num_microbatches_with_partial_activation_checkpoints = 1;
+  EXPECT_EQ(ScheduleOptionsOf(spec, 1, 4).num_microbatches_with_partial_activation_checkpoints, 1);
+  EXPECT_EQ(
+      ForwardOnlyScheduleOptionsOf(spec, 1, 4).num_microbatches_with_partial_activation_checkpoints,
+      std::nullopt);
   spec.parallel.align_grad_reduce = false;
   EXPECT_FALSE(ScheduleOptionsOf(spec, 2, 4).has_grad_sync_func);
 }

@@ -50,6 +50,10 @@ std::vector<Block> ReadBlocks() {
         if (pair[0] == "N") options.microbatch_group_size = number;
         if (word == "forward_only") options.forward_only = true;
         if (word == "overlap") options.overlap_p2p_comm = true;
+        if (word == "flush") options.overlap_p2p_comm_warmup_flush = true;
+        if (pair[0] == "partial") {
+          options.num_microbatches_with_partial_activation_checkpoints = number;
+        }
         if (word == "grad_func") options.has_grad_sync_func = true;
         if (word == "param_func") options.has_param_sync_func = true;
         if (word == "compute") block.compute_only = true;
@@ -62,7 +66,7 @@ std::vector<Block> ReadBlocks() {
 
 TEST(PipelineScheduleTest, GoldenListsOfG4_1ToG4_9AndByHand) {
   const std::vector<Block> blocks = ReadBlocks();
-  EXPECT_EQ(blocks.size(), 14u);
+  EXPECT_EQ(blocks.size(), 18u);
   for (const Block& block : blocks) {
     SCOPED_TRACE(block.header);
     auto schedule = MakePipelineSchedule(block.options);
@@ -164,6 +168,13 @@ TEST(PipelineScheduleTest, ErrorsG4_10) {
   overlapped.overlap_p2p_comm = true;
   EXPECT_THAT(std::string(MakePipelineSchedule(overlapped).status().message()),
               HasSubstr("overlap_p2p_comm needs virtual"));
+  const ScheduleOptions flushed = {
+      .pp = 2, .virtual_pp = 2, .num_microbatches = 4, .overlap_p2p_comm_warmup_flush = true};
+  EXPECT_THAT(std::string(MakePipelineSchedule(flushed).status().message()),
+              HasSubstr("overlap_p2p_comm_warmup_flush needs overlap_p2p_comm"));
+  const ScheduleOptions alone = {.num_microbatches_with_partial_activation_checkpoints = 1};
+  EXPECT_THAT(std::string(MakePipelineSchedule(alone).status().message()),
+              HasSubstr("needs pipeline_model_parallel_size above 1"));
 }
 
 TEST(PipelineScheduleTest, InFlightActivationsAreBoundedByTheWarmup) {

@@ -273,6 +273,48 @@ TEST(PlanTest, ManyMicrobatchesCostNoTime) {
   EXPECT_EQ(many->stages[0].activation_bytes, few->stages[0].activation_bytes);
 }
 
+// From every pass recomputed as a whole to none.
+TEST(PlanTest, PartialCheckpointsLieBetweenTheirExtremes) {
+  for (const int64_t v : {1, 3}) {
+    Job job = Gpt2();
+    job.spec.parallel.pipeline_model_parallel_size = 4;
+    job.spec.parallel.virtual_pipeline_model_parallel_size = v;
+    job.spec.training.micro_batch_size = 1;
+    job.resolved.global_batch_size = 64;
+    const auto bytes = [](const Job& j) {
+      const auto plan = MakePlan(j.spec, j.resolved);
+      EXPECT_TRUE(plan.ok()) << plan.status();
+      return plan->stages[1].activation_bytes;
+    };
+    const int64_t none = bytes(job);
+    Job block = job;
+    block.spec.training.recompute_granularity = "full";
+    block.spec.training.recompute_method = "block";
+    block.spec.training.recompute_num_layers = 12;
+    const int64_t all = bytes(block);
+    std::optional<int64_t>& partial =
+        job.spec.training.num_microbatches_with_partial_activation_checkpoints;
+    partial = 0;
+    int64_t before = bytes(job);
+    EXPECT_EQ(before, all);
+    const int64_t window = v == 1 ? 3 : 2 * 2 + 2 * 4 + 1;
+    for (partial = 1; *partial < window; ++*partial) {
+      const int64_t now = bytes(job);
+      EXPECT_GE(now, before) << "v " << v << ", partial " << *partial;
+      // Interleaved, the passes in flight are not a window: at times none of them is recomputed.
+      if (v == 1) {
+        EXPECT_GT(now, before) << "partial " << *partial;
+        EXPECT_LT(now, none) << "partial " << *partial;
+      }
+      before = now;
+    }
+    partial = window;
+    EXPECT_EQ(bytes(job), none);
+    job.resolved.global_batch_size = 1 << 20;
+    EXPECT_EQ(bytes(job), none);
+  }
+}
+
 TEST(PlanTest, SaysWhatCannotRun) {
   Job job = Gpt2();
   job.spec.parallel.pipeline_model_parallel_size = 5;

@@ -100,6 +100,7 @@ JobSpec DrawSpec(uint64_t seed) {
   p.account_for_loss_in_pipeline_split = draw.OneIn(10);
   if (draw.OneIn(3)) p.microbatch_group_size_per_virtual_pipeline_stage = pp - 1 + draw.UpTo(3);
   p.overlap_p2p_comm = !draw.OneIn(5);
+  p.overlap_p2p_comm_warmup_flush = draw.OneIn(12);
 
   p.use_distributed_optimizer = draw.OneIn(2);
   p.overlap_grad_reduce = draw.OneIn(2);
@@ -127,6 +128,7 @@ JobSpec DrawSpec(uint64_t seed) {
   if (draw.OneIn(4)) t.recompute_granularity = draw.Of<const char*>({"full", "selective"});
   if (draw.OneIn(4)) t.recompute_method = draw.Of<const char*>({"uniform", "block"});
   t.recompute_num_layers = draw.Perhaps(4, 4);
+  t.num_microbatches_with_partial_activation_checkpoints = draw.Perhaps(10, 3);
   spec.optimizer.lr = 1e-3;
   spec.optimizer.optimizer = draw.Of<const char*>({"adam", "adam", "sgd", "muon", "dist_muon"});
   return spec;

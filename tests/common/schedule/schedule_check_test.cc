@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <random>
 
 #include "absl/strings/str_cat.h"
+#include "common/schedule/timeline.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 
@@ -40,6 +42,7 @@ size_t Find(const RankSchedule& list, Kind kind, int chunk, int microbatch) {
 
 // What the generator may refuse, said again in its own words.
 bool IsValid(const ScheduleOptions& o) {
+  if (o.overlap_p2p_comm_warmup_flush && !o.overlap_p2p_comm) return false;
   if (o.virtual_pp == 1) return !o.overlap_p2p_comm;
   const int group = o.microbatch_group_size == 0 ? o.pp : o.microbatch_group_size;
   const int rest = o.num_microbatches % group;
@@ -56,11 +59,12 @@ TEST_P(AllSchedules, PassTheCheckerOrAreRefused) {
     for (int m = 1; m <= 32; ++m) {
       const int last_group = v == 1 ? 0 : m + 1;  // has no say without virtual stages
       for (int group = 0; group <= last_group; ++group) {
-        for (int flags = 0; flags < 4; ++flags) {
+        for (int flags = 0; flags < 8; ++flags) {
           ScheduleOptions options = Options(pp, v, m);
           options.microbatch_group_size = group;
           options.forward_only = (flags & 1) != 0;
           options.overlap_p2p_comm = (flags & 2) != 0;
+          options.overlap_p2p_comm_warmup_flush = (flags & 4) != 0;
           options.has_grad_sync_func = m % 2 == 0;
           options.has_param_sync_func = m % 3 == 0;
           SCOPED_TRACE(testing::Message() << "pp " << pp << " v " << v << " m " << m << " group "
@@ -83,6 +87,84 @@ TEST_P(AllSchedules, PassTheCheckerOrAreRefused) {
   EXPECT_GT(num_refused, 60);
 }
 INSTANTIATE_TEST_SUITE_P(Pp, AllSchedules, testing::Range(1, 9));
+
+// Receiving ahead changes what waits for what, and nothing else: the same passes in the same order,
+// the same messages; each receive stands where it stood or before.
+TEST(ScheduleCheckTest, WarmupFlushOnlyMovesReceivesForward) {
+  for (const int pp : {2, 3, 4, 6}) {
+    for (const int v : {2, 3}) {
+      for (const int m : {pp, 3 * pp}) {
+        SCOPED_TRACE(testing::Message() << "pp " << pp << " v " << v << " m " << m);
+        ScheduleOptions options = Options(pp, v, m);
+        options.overlap_p2p_comm = true;
+        const PipelineSchedule plain = *MakePipelineSchedule(options);
+        options.overlap_p2p_comm_warmup_flush = true;
+        const PipelineSchedule flushed = *MakePipelineSchedule(options);
+        for (int rank = 0; rank < pp; ++rank) {
+          const auto without_receives = [](RankSchedule list) {
+            std::erase_if(list, [](const ScheduleOp& op) {
+              return op.kind == Kind::kRecvForward || op.kind == Kind::kRecvBackward;
+            });
+            for (ScheduleOp& op : list) op.exchange = -1;
+            return list;
+          };
+          EXPECT_EQ(without_receives(plain[rank]), without_receives(flushed[rank]));
+          ASSERT_EQ(plain[rank].size(), flushed[rank].size());
+          int num_moved = 0;
+          for (size_t i = 0; i < plain[rank].size(); ++i) {
+            const ScheduleOp& op = plain[rank][i];
+            if (op.kind != Kind::kRecvForward && op.kind != Kind::kRecvBackward) continue;
+            const size_t position = Find(flushed[rank], op.kind, op.chunk, op.microbatch);
+            EXPECT_LE(position, i);
+            num_moved += position < i ? 1 : 0;
+          }
+          EXPECT_GT(num_moved, 0) << "rank " << rank;
+        }
+        // Of no harm to the ideal time.
+        EXPECT_EQ(MakeTimeline(options, plain)->num_slots,
+                  MakeTimeline(options, flushed)->num_slots);
+      }
+    }
+  }
+}
+
+// Of w + 1 passes in a row as many as asked for keep what they can, on every rank; never more of
+// those in flight.
+TEST(ScheduleCheckTest, PartialCheckpointsAreThatManyOfEachWindow) {
+  for (const int v : {1, 2}) {
+    for (int partial = 0; partial <= 8; ++partial) {
+      ScheduleOptions options = Options(4, v, 12);
+      options.num_microbatches_with_partial_activation_checkpoints = partial;
+      const PipelineSchedule schedule = *MakePipelineSchedule(options);
+      EXPECT_EQ(Complaint(options, schedule), "");
+      for (int rank = 0; rank < options.pp; ++rank) {
+        const int window = CountWarmup(options, rank).warmup + 1;
+        int step = 0, in_flight = 0;
+        std::map<std::pair<int, int>, bool> keeps;
+        for (const ScheduleOp& op : schedule[rank]) {
+          if (op.kind == Kind::kForward) {
+            EXPECT_EQ(op.recompute, step++ % window >= partial);
+            keeps[{op.chunk, op.microbatch}] = !op.recompute;
+            in_flight += op.recompute ? 0 : 1;
+            if (v == 1) {
+              EXPECT_LE(in_flight, partial);
+            }
+          } else {
+            EXPECT_FALSE(op.recompute);
+          }
+          if (op.kind == Kind::kBackward) in_flight -= keeps.at({op.chunk, op.microbatch}) ? 1 : 0;
+        }
+      }
+    }
+  }
+  ScheduleOptions evaluation = Options(4, 1, 8);
+  evaluation.num_microbatches_with_partial_activation_checkpoints = 0;
+  evaluation.forward_only = true;
+  PipelineSchedule schedule = *MakePipelineSchedule(evaluation);
+  EXPECT_EQ(Complaint(evaluation, schedule), "");
+  schedule[0][Find(schedule[0], Kind::kForward, 0, 3)].recompute = true;
+  EXPECT_THAT(Complaint(evaluation, schedule), HasSubstr("only forward passes of training"));
+}
 
 // The bound is reached: it is not merely large.
 TEST(ScheduleCheckTest, TheBoundOfActivationsIsTight) {
@@ -283,6 +365,7 @@ TEST(ScheduleCheckTest, FindsRandomDamage) {
     const int pp = 2 << (random() % 2);
     ScheduleOptions options = Options(pp, 1 + static_cast<int>(random() % 2), 8);
     options.overlap_p2p_comm = options.virtual_pp > 1 && random() % 2 == 0;
+    options.overlap_p2p_comm_warmup_flush = options.overlap_p2p_comm && random() % 2 == 0;
     options.has_grad_sync_func = options.has_param_sync_func = random() % 2 == 0;
     PipelineSchedule schedule = *MakePipelineSchedule(options);
     RankSchedule& list = schedule[random() % schedule.size()];

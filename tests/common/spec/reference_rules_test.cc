@@ -58,6 +58,8 @@ const char kOrder[] = "parallel.order";
 const char kInstances[] = "parallel.num_distributed_optimizer_instances";
 const char kEmb[] = "parallel.account_for_embedding_in_pipeline_split=true";
 const char kLoss[] = "parallel.account_for_loss_in_pipeline_split=true";
+const char kFlush[] = "parallel.overlap_p2p_comm_warmup_flush=true";
+const char kPartial[] = "training.num_microbatches_with_partial_activation_checkpoints";
 const char kDistOpt[] = "parallel.use_distributed_optimizer=true";
 
 std::string Set(const char* field, const std::string& value) {
@@ -193,10 +195,18 @@ TEST(ReferenceRulesTest, Part2LayerAssignment) {
         "parallel.overlap_p2p_comm",
         "need at least 3"},
        {"2 without VPP it does not matter", {"parallel.overlap_p2p_comm=false"}, nullptr, ""}});
-  ExpectRules(
-      {"model.num_layers=6", "resources.world_size=3", Set(kPp, 3), Set(kVpp, 2),
-       "training.micro_batch_size=1", "training.global_batch_size=6"},
-      {{"2 VPP without overlap on three", {"parallel.overlap_p2p_comm=false"}, nullptr, ""}});
+  ExpectRules({"model.num_layers=6", "resources.world_size=3", Set(kPp, 3), Set(kVpp, 2),
+               "training.micro_batch_size=1", "training.global_batch_size=6"},
+              {{"2 VPP without overlap on three", {"parallel.overlap_p2p_comm=false"}, nullptr, ""},
+               {"4.3 warm-up and flush overlapped too", {kFlush}, nullptr, ""},
+               {"4.3 flush needs overlap",
+                {kFlush, "parallel.overlap_p2p_comm=false"},
+                "parallel.overlap_p2p_comm_warmup_flush",
+                "needs parallel.overlap_p2p_comm"}});
+  ExpectRules({"model.num_layers=6", Set(kPp, 2)}, {{"4.3 flush needs virtual stages",
+                                                     {kFlush},
+                                                     "parallel.overlap_p2p_comm_warmup_flush",
+                                                     "needs virtual stages"}});
   ExpectRules(
       {"resources.world_size=4"},
       {{"2.4 the padded vocabulary always divides",
@@ -435,7 +445,7 @@ TEST(ReferenceRulesTest, Part9Batches) {
               });
 }
 
-// Megatron's transformer configuration (part 4's partial checkpointing is not offered).
+// Megatron's transformer configuration, and part 4's partial checkpointing.
 TEST(ReferenceRulesTest, Recomputation) {
   const std::string full = "training.recompute_granularity=full";
   const std::string selective = "training.recompute_granularity=selective";
@@ -481,6 +491,15 @@ TEST(ReferenceRulesTest, Recomputation) {
            {full, block, Set(kPp, 2), Set(kLayout, "Et|tttL"), "training.recompute_num_layers=4"},
            "training.recompute_num_layers",
            "at most 3"},
+          {"4.2 partial checkpoints", {Set(kPp, 2), Set(kPartial, 1)}, nullptr, ""},
+          {"4.2 with block", {Set(kPp, 2), Set(kPartial, 0), full, block, one}, nullptr, ""},
+          {"4.2 with selective", {Set(kPp, 2), Set(kPartial, 7), selective}, nullptr, ""},
+          {"4.2 needs stages", {Set(kPartial, 1)}, kPartial, "of at least 2"},
+          {"4.2 uniform leaves nothing to add",
+           {Set(kPp, 2), Set(kPartial, 1), full, "training.recompute_method=uniform", one},
+           kPartial,
+           "use block"},
+          {"4.2 not negative", {Set(kPp, 2), Set(kPartial, -1)}, kPartial, "between 0 and"},
           {"unknown module",
            {selective, "training.recompute_modules=[\"mlp\"]"},
            "training.recompute_modules",

@@ -32,6 +32,7 @@ int64_t MessageBytes() { return kShape.seq * kShape.batch * kShape.hidden * 8; }
 std::string Name(const ScheduleOptions& o) {
   return absl::StrCat("pp", o.pp, " v", o.virtual_pp, " m", o.num_microbatches, " group ",
                       o.microbatch_group_size, o.overlap_p2p_comm ? " overlapped" : "",
+                      o.overlap_p2p_comm_warmup_flush ? " throughout" : "",
                       o.forward_only ? " forward only" : "");
 }
 
@@ -160,6 +161,52 @@ TEST(PipelineTest, InterleavedEqualsOneProcess) {
   }
 }
 
+TEST(PipelineTest, ReceivingAheadInWarmupAndFlushEqualsOneProcess) {
+  for (const int pp : {2, 3, 4}) {
+    for (const int m : {pp, 2 * pp}) {
+      for (const bool forward_only : {false, true}) {
+        CheckOnBothWorlds({.pp = pp,
+                           .virtual_pp = 2,
+                           .num_microbatches = m,
+                           .forward_only = forward_only,
+                           .overlap_p2p_comm = true,
+                           .overlap_p2p_comm_warmup_flush = true});
+      }
+    }
+    CheckOnBothWorlds({.pp = pp,
+                       .virtual_pp = 3,
+                       .num_microbatches = 2 * (pp + 1),
+                       .microbatch_group_size = pp + 1,
+                       .overlap_p2p_comm = true,
+                       .overlap_p2p_comm_warmup_flush = true});
+  }
+}
+
+// The flag of a pass reaches the chunk that runs it.
+TEST(PipelineTest, PassesAreRecomputedAsTheListSays) {
+  for (const int v : {1, 2}) {
+    ScheduleOptions options{.pp = 2, .virtual_pp = v, .num_microbatches = 6};
+    options.num_microbatches_with_partial_activation_checkpoints = 1;
+    const auto results = RunToyRanks(MakeThreadWorld(2), [&](Communicator& pp) -> absl::Status {
+      ASSIGN_OR_RETURN(const RankSchedule schedule, MakeRankSchedule(options, pp.rank()));
+      ToyRank toy(kShape, options, pp.rank());
+      RETURN_IF_ERROR(toy.Wrap());
+      std::vector<std::vector<bool>> want(toy.chunks.size());
+      for (const ScheduleOp& op : schedule) {
+        if (op.kind == ScheduleOp::Kind::kForward) want[op.chunk].push_back(op.recompute);
+      }
+      RETURN_IF_ERROR(RunForwardBackward(toy.PassOptions(schedule, pp)).status());
+      for (size_t c = 0; c < want.size(); ++c) {
+        if (toy.chunks[c]->recomputed != want[c]) return absl::InternalError("other passes");
+        const bool both = want[c] != std::vector<bool>(want[c].size(), want[c][0]);
+        if (!both && v == 1 && pp.rank() == 0) return absl::InternalError("all passes alike");
+      }
+      return absl::OkStatus();
+    });
+    for (const absl::Status& status : results) EXPECT_TRUE(status.ok()) << status;
+  }
+}
+
 TEST(PipelineTest, AMicrobatchGroupMayBeLargerAndTheLastOneSmaller) {
   for (const bool overlap : {false, true}) {
     CheckOnBothWorlds({.pp = 2,
@@ -225,6 +272,7 @@ TEST(PipelineTest, RandomSchedulesEqualOneProcess) {
         .pp = draw(1, 4), .virtual_pp = draw(1, 3), .num_microbatches = draw(1, 8)};
     options.microbatch_group_size = options.virtual_pp > 1 ? draw(0, 8) : 0;
     options.overlap_p2p_comm = options.virtual_pp > 1 && draw(0, 1) == 1;
+    options.overlap_p2p_comm_warmup_flush = options.overlap_p2p_comm && draw(0, 1) == 1;
     options.forward_only = draw(0, 4) == 0;
     if (!CheckScheduleOptions(options).ok()) continue;
     CheckPipeline(options,
@@ -238,7 +286,12 @@ TEST(PipelineTest, ProcessesOverGloo) {
       {.pp = 2, .num_microbatches = 5},
       {.pp = 2, .virtual_pp = 2, .num_microbatches = 4},
       {.pp = 2, .virtual_pp = 2, .num_microbatches = 4, .overlap_p2p_comm = true},
-      {.pp = 2, .virtual_pp = 3, .num_microbatches = 6, .overlap_p2p_comm = true}};
+      {.pp = 2, .virtual_pp = 3, .num_microbatches = 6, .overlap_p2p_comm = true},
+      {.pp = 2,
+       .virtual_pp = 3,
+       .num_microbatches = 6,
+       .overlap_p2p_comm = true,
+       .overlap_p2p_comm_warmup_flush = true}};
   const auto lines = RunForked(2, [&](RankLink& link) {
     auto world =
         FormGlooWorld({.rank = link.rank(), .size = 2, .epoch = 1, .store = link.Store(1)});

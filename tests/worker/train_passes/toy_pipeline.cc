@@ -71,6 +71,7 @@ ToyChunk::ToyChunk(ToyShape shape, int stage, int num_stages)
 }
 
 at::Tensor ToyChunk::Forward(const Batch& batch, const at::Tensor& input) {
+  recomputed.push_back(full_recompute_);
   if (input.defined() == first_) complaints.push_back("input of the wrong stage");
   if (input.defined() && input.requires_grad() != graphs_wanted) {
     complaints.push_back("an input that requires a gradient, or should");

@@ -52,7 +52,9 @@ class ToyChunk final : public ModelChunk {
   const std::vector<ParameterPtr>& parameters() const override { return parameters_; }
   void SetTraining(bool) override {}
   at::Tensor Forward(const Batch& batch, const at::Tensor& input) override;
+  void SetFullRecompute(bool full) override { full_recompute_ = full; }
 
+  std::vector<bool> recomputed;  // by Forward call: what SetFullRecompute had asked for
   // Called at the end of Forward, before it returns.
   std::function<void()> on_forward;
   // Microbatches whose graph is alive: what backward needs is kept.
@@ -66,6 +68,7 @@ class ToyChunk final : public ModelChunk {
   const ToyShape shape_;
   const int stage_;
   const bool first_, last_, empty_;
+  bool full_recompute_ = false;
   std::vector<ParameterPtr> parameters_;
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;
   std::vector<WeakStorage> saved_, outputs_;
