@@ -29,6 +29,7 @@ const Settings kOverlapGradReduce = {"parallel.overlap_grad_reduce=true",
 const Settings kOverlapAll = kOverlapGradReduce + Settings{"parallel.overlap_param_gather=true"};
 const Settings kNotAligned = {"parallel.align_grad_reduce=false",
                               "parallel.align_param_gather=false"};
+const Settings kPartial = {"training.num_microbatches_with_partial_activation_checkpoints=1"};
 const Settings kUntied = {"model.untie_embeddings_and_output_weights=true"};
 
 // Rotary positions, RMS norms, SwiGLU, grouped queries, no biases, untied.
@@ -76,14 +77,17 @@ TEST(ParityTest, PipelineParallel) {
 
 TEST(ParityTest, VirtualStagesOfFourRanks) {
   // One layer in each of eight chunks.
-  ExpectParity({"model.num_layers=8"},
-               {{"pp4 v2", World(4) + Pp(4) + Vpp(2)},
-                {"pp4 v2, p2p not overlapped",
-                 World(4) + Pp(4) + Vpp(2) + Settings{"parallel.overlap_p2p_comm=false"}},
-                {"pp2 v4, groups of 4",
-                 World(2) + Pp(2) + Vpp(4) +
-                     Settings{"parallel.microbatch_group_size_per_virtual_pipeline_stage=4"}},
-                {"dp2 pp4 v2", World(8) + Pp(4) + Vpp(2)}});
+  ExpectParity(
+      {"model.num_layers=8"},
+      {{"pp4 v2", World(4) + Pp(4) + Vpp(2)},
+       {"pp4 v2, p2p not overlapped",
+        World(4) + Pp(4) + Vpp(2) + Settings{"parallel.overlap_p2p_comm=false"}},
+       {"pp4 v2, p2p overlapped throughout",
+        World(4) + Pp(4) + Vpp(2) + Settings{"parallel.overlap_p2p_comm_warmup_flush=true"}},
+       {"pp2 v4, groups of 4",
+        World(2) + Pp(2) + Vpp(4) +
+            Settings{"parallel.microbatch_group_size_per_virtual_pipeline_stage=4"}},
+       {"dp2 pp4 v2", World(8) + Pp(4) + Vpp(2)}});
 }
 
 TEST(ParityTest, UnevenStages) {
@@ -181,6 +185,9 @@ TEST(ParityTest, Recomputation) {
                     {"tp2, sp, full", World(2) + Tp(2) + kSequenceParallel + full},
                     {"tp2, selective", World(2) + Tp(2) + selective},
                     {"pp2, block", World(2) + Pp(2) + block},
+                    {"pp4, partial, block", World(4) + Pp(4) + block + kPartial},
+                    {"tp2 pp2 v2, sp, partial, selective",
+                     World(4) + Tp(2) + Pp(2) + Vpp(2) + kSequenceParallel + selective + kPartial},
                     {"dp2 pp2 v2, full, distributed optimizer",
                      World(4) + Pp(2) + Vpp(2) + full + kDistributedOptimizer + kOverlapAll}});
 }
@@ -243,6 +250,7 @@ TEST(ParityTest, DropoutIsNotChangedByOverlapShardingOrRecomputation) {
       {"one process, recomputed", {}, full},
       {"tp2 sp, recomputed", World(2) + Tp(2) + kSequenceParallel,
        World(2) + Tp(2) + kSequenceParallel + full},
+      {"pp2, partially recomputed", World(2) + Pp(2), World(2) + Pp(2) + kPartial},
       {"pp2, recomputed", World(2) + Pp(2), World(2) + Pp(2) + full},
       {"dp2, overlapped", World(2), World(2) + kOverlapGradReduce},
       {"dp2 pp2 v2, distributed optimizer overlapped", World(4) + Pp(2) + Vpp(2),
@@ -288,6 +296,18 @@ TEST(ParityTest, Fp16WithAForcedOverflow) {
     SCOPED_TRACE(row.name);
     ExpectSame(run(row.dp, row.settings), one, bounds);
   }
+}
+
+// Every data-parallel rank draws weights of its own and then gets those of the first one, which are
+// those of one process.
+TEST(ParityTest, RandomInitOfDataParallelRanksStartsFromTheFirstRanksWeights) {
+  ParityModel parity({"training.fp64=true"});
+  const Settings fresh = {"checkpoint.pretrained_checkpoint=null"};
+  const Settings random = {"training.data_parallel_random_init=true"};
+  const Curve one = parity.Run(fresh);
+  ExpectSame(parity.Run(fresh + World(2) + random), one, Fp64Bounds());
+  ExpectSame(parity.Run(fresh + World(4) + random + kDistributedOptimizer + kOverlapAll), one,
+             Fp64Bounds());
 }
 
 TEST(ParityTest, Bf16StaysNear) {
