@@ -69,3 +69,20 @@ function(muster_test name)
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST
     PROPERTIES TIMEOUT ${A_TIMEOUT} LABELS "${labels}")
 endfunction()
+
+# muster_gpu_test(worker_model_gpu_test SOURCES ... DEPS ...): a test of the CUDA code itself, label gpu. One ctest case
+# without discovery: listing the cases would need the CUDA libraries at hand.
+function(muster_gpu_test name)
+  cmake_parse_arguments(A "" "" "SOURCES;DEPS" ${ARGN})
+  if(NOT MUSTER_CUDA)
+    return()
+  endif()
+  add_executable(${name} ${A_SOURCES})
+  target_link_libraries(${name} PRIVATE ${A_DEPS} muster::cuda
+    -Wl,--no-as-needed "${MUSTER_TORCH_DIR}/lib/libtorch_cuda.so" -Wl,--as-needed
+    GTest::gtest GTest::gmock GTest::gtest_main)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY "${CMAKE_BINARY_DIR}/tests")
+  target_compile_definitions(${name} PRIVATE MUSTER_SOURCE_DIR="${CMAKE_SOURCE_DIR}")
+  add_test(NAME ${name} COMMAND ${name})
+  set_tests_properties(${name} PROPERTIES LABELS gpu TIMEOUT 300)
+endfunction()

@@ -6,6 +6,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/_foreach_mul.h>
 #include <ATen/ops/_fused_adamw.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/mul.h>
@@ -60,9 +61,15 @@ void UpdateOnDevice(const std::vector<MainParam>& params, int index, const Param
     const auto options = at::TensorOptions().dtype(at::kFloat).device(mains[0].device());
     const std::vector<at::Tensor> steps(mains.size(),
                                         at::full({}, static_cast<double>(group.step), options));
-    // Gradients are divided by grad_scale, in place; nobody reads them after this.
+    // Gradients are scaled in place; nobody reads them after this. The kernel divides by
+    // grad_scale, an fp32 number: too coarse for fp64 gradients.
     std::optional<at::Tensor> grad_scale;
-    if (f.unscale * f.clip != 1.0) grad_scale = at::full({}, 1.0 / (f.unscale * f.clip), options);
+    const double factor = f.unscale * f.clip;
+    if (factor != 1.0 && grads[0].scalar_type() == at::kDouble) {
+      at::_foreach_mul_(grads, factor);
+    } else if (factor != 1.0) {
+      grad_scale = at::full({}, 1.0 / factor, options);
+    }
     at::_fused_adamw_(mains, grads, m, v, /*max_exp_avg_sqs=*/{}, steps, s.lr, s.beta1, s.beta2,
                       s.weight_decay, s.eps, /*amsgrad=*/false, /*maximize=*/false, grad_scale);
   }

@@ -50,7 +50,7 @@ at::Tensor AddProduct(const at::Tensor& add, double beta, const at::Tensor& x, c
 // Sum of squares, a scalar fp64 tensor; on a GPU, which is not waited for.
 at::Tensor SquaredNorm(const at::Tensor& d) {
   if (d.is_cpu()) return at::tensor(SumOfSquares(d), at::kDouble);
-  return d.to(at::kDouble).square_().sum();
+  return at::square(d.to(at::kDouble)).sum();  // not in place: `to` may give d itself
 }
 
 // `group`: A is added up over it.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 #include <vector>
 
 #include <ATen/Dispatch.h>
@@ -42,7 +43,8 @@ at::Tensor Scaled(const at::Tensor& x, double scale) { return scale == 1.0 ? x :
 double SumOfSquares(const at::Tensor& x, double scale) {
   MUSTER_CHECK(x.is_contiguous());
   if (x.numel() == 0) return 0;
-  if (!x.is_cpu()) return Scaled(x, scale).to(at::kDouble).square_().sum().item<double>();
+  // Not in place: an fp64 x that is not scaled is x itself.
+  if (!x.is_cpu()) return at::square(Scaled(x, scale).to(at::kDouble)).sum().item<double>();
   return AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kBFloat16, at::kHalf, x.scalar_type(), "SumOfSquares", [&] {
         const scalar_t* data = x.const_data_ptr<scalar_t>();
@@ -59,7 +61,9 @@ std::vector<double> SumsOfSquares(const std::vector<at::Tensor>& xs, double scal
     for (size_t i = 0; i < xs.size(); ++i) sums[i] = SumOfSquares(xs[i], scale);
     return sums;
   }
-  const at::Tensor norms = at::stack(at::_foreach_norm(xs)).to(at::kDouble).mul_(scale).cpu();
+  // In fp64, as on a CPU: squares of fp16 and fp32 values neither overflow nor lose digits there.
+  const at::Tensor norms =
+      at::stack(at::_foreach_norm(xs, /*ord=*/2, at::kDouble)).mul_(scale).cpu();
   for (size_t i = 0; i < xs.size(); ++i) {
     const double norm = norms.const_data_ptr<double>()[i];
     sums[i] = norm * norm;
@@ -67,7 +71,13 @@ std::vector<double> SumsOfSquares(const std::vector<at::Tensor>& xs, double scal
   return sums;
 }
 
-at::Tensor DeviceNorm(const at::Tensor& x) { return at::linalg_vector_norm(x).to(at::kDouble); }
+at::Tensor DeviceNorm(const at::Tensor& x) {
+  // A norm in fp16 would be infinite beyond 65504 though no element is.
+  const bool half = x.scalar_type() == at::kHalf || x.scalar_type() == at::kBFloat16;
+  const std::optional<at::ScalarType> dtype = half ? std::optional(at::kFloat) : std::nullopt;
+  return at::linalg_vector_norm(x, /*ord=*/2, /*dim=*/std::nullopt, /*keepdim=*/false, dtype)
+      .to(at::kDouble);
+}
 
 double ScaleAndSumOfSquares(at::Tensor x, double scale) {
   MUSTER_CHECK(x.is_contiguous());
@@ -90,7 +100,11 @@ double ScaleAndSumOfSquares(at::Tensor x, double scale) {
 int64_t CountZeros(const at::Tensor& x, double scale) {
   MUSTER_CHECK(x.is_contiguous());
   if (x.numel() == 0) return 0;
-  if (!x.is_cpu()) return x.numel() - Scaled(x, scale).count_nonzero().item<int64_t>();
+  if (!x.is_cpu()) {
+    // Scaled in fp32 at least: what is small is not zero.
+    const at::Tensor wide = x.scalar_type() == at::kDouble ? x : x.to(at::kFloat);
+    return x.numel() - Scaled(wide, scale).count_nonzero().item<int64_t>();
+  }
   return AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kBFloat16, at::kHalf, x.scalar_type(), "CountZeros", [&] {
         const scalar_t* data = x.const_data_ptr<scalar_t>();

@@ -73,6 +73,58 @@ TEST_F(NcclGpuTest, SplitsACommunicator) {
   EXPECT_TRUE(at::equal(out.cpu(), in.cpu()));
 }
 
+// NCCL copies on the group's own stream even with one rank, where input and output differ: the copy
+// must come after the kernels that write its input, and before those that read its output. Without
+// the two events the products below, which take long, would be overtaken; blocks are freed while
+// they are in use, and taken again by the next round.
+TEST_F(NcclGpuTest, OperationsAreOrderedWithKernelsOfTheCurrentStream) {
+  const CommunicatorPtr world = FormWorld();
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+  constexpr int64_t kSide = 2048;
+  const at::Tensor identity = at::eye(kSide, options);
+  at::Tensor total = at::zeros({kSide, kSide}, options);
+  double expected = 0;
+  for (int round = 1; round <= 50; ++round) {
+    at::Tensor in = at::full({kSide, kSide}, static_cast<double>(round), options);
+    for (int i = 0; i < 4; ++i) in = at::mm(in, identity);  // slow, and changes nothing
+    at::Tensor gathered = at::full_like(in, -1e6), scattered = at::full_like(in, -1e6);
+    const WorkPtr gather = world->AllGather(gathered, in);
+    const WorkPtr reduce = world->AllReduce(in, ReduceOp::kSum);
+    EXPECT_TRUE(gather->Wait().ok());
+    // Reads what the last operation wrote, and is on the group's stream itself.
+    const WorkPtr scatter = world->ReduceScatter(scattered, gathered, ReduceOp::kSum);
+    EXPECT_TRUE(reduce->Wait().ok());
+    EXPECT_TRUE(scatter->Wait().ok());
+    total.add_(gathered).add_(scattered).add_(in);
+    in.fill_(-1e6);  // after the reads of it
+    expected += 3 * round;
+  }
+  EXPECT_EQ(total.min().item<double>(), expected);
+  EXPECT_EQ(total.max().item<double>(), expected);
+}
+
+// A tensor that its owner lets go while an operation works on it is not handed out again before
+// that has ended.
+TEST_F(NcclGpuTest, MemoryLivesAsLongAsTheOperation) {
+  const CommunicatorPtr world = FormWorld();
+  const auto options = at::TensorOptions().dtype(at::kFloat).device(device);
+  constexpr int64_t kNumel = int64_t{1} << 24;
+  std::vector<at::Tensor> outputs;
+  std::vector<WorkPtr> works;
+  for (int round = 0; round < 20; ++round) {
+    outputs.push_back(at::empty({kNumel}, options));
+    at::Tensor in = at::full({kNumel}, static_cast<double>(round), options);
+    works.push_back(world->AllGather(outputs.back(), in));
+    in.reset();
+    at::full({kNumel}, -1e6, options);  // of the same size: takes a free block
+  }
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    ASSERT_TRUE(works[i]->Wait().ok());
+    EXPECT_EQ(outputs[i].min().item<double>(), static_cast<double>(i));
+    EXPECT_EQ(outputs[i].max().item<double>(), static_cast<double>(i));
+  }
+}
+
 TEST_F(NcclGpuTest, AbortEndsTheWorld) {
   const CommunicatorPtr world = FormWorld();
   at::Tensor t = at::ones({1 << 20}, at::TensorOptions().device(device));

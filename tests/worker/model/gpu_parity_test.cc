@@ -1,5 +1,10 @@
 // The engine on a GPU beside the CPU in fp64, from the same weights: losses, gradients, and
 // parameters after AdamW steps. fp64 takes the exact attention, the other types the fused kernels.
+// Recomputation is compared with the same GPU's training without it.
+#include <cmath>
+#include <string>
+#include <tuple>
+
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -23,6 +28,7 @@ struct Training {
 struct Case {
   at::Device device;
   at::ScalarType dtype;
+  double loss_scale = 1;  // fp16
 };
 
 TransformerConfig Gpt2Like() {
@@ -70,15 +76,16 @@ Training Train(const TransformerConfig& config, const Case& where, int steps) {
     }
     (*ddp)->ZeroGradBuffer();
     const at::Tensor loss = at::mean(model.Forward(batch, {}));
-    loss.backward();
+    loss.mul(where.loss_scale).backward();
     EXPECT_TRUE((*ddp)->FinishGradSync(0).ok());
     EXPECT_TRUE((*ddp)->CheckBucketNorms().ok());
     if (step == 0) {
       for (const ParameterPtr& p : model.parameters()) {
-        run.grads.push_back(p->main_grad.to(at::kCPU, at::kDouble, false, /*copy=*/true));
+        run.grads.push_back(
+            p->main_grad.to(at::kCPU, at::kDouble, false, /*copy=*/true).div_(where.loss_scale));
       }
     }
-    auto prepared = (*optimizer)->PrepareStep();
+    auto prepared = (*optimizer)->PrepareStep(where.loss_scale);
     EXPECT_TRUE(prepared.ok()) << prepared.status();
     (*optimizer)->CommitStep(*prepared);
     run.losses.push_back(loss.item<double>());
@@ -150,6 +157,53 @@ TEST_F(GpuParityTest, Bf16IsWithinItsRounding) {
     // As near to the exact gradients as the CPU's own bf16 kernels.
     const double cpu_error = RelativeError(cpu_bf16.grads, exact.grads);
     EXPECT_LE(RelativeError(gpu.grads, exact.grads), 1.5 * cpu_error) << cpu_error;
+  }
+}
+
+TEST_F(GpuParityTest, Fp16WithALossScaleIsWithinItsRounding) {
+  for (const TransformerConfig& config : {Gpt2Like(), LlamaLike()}) {
+    const Training exact = Train(config, cpu, 5);
+    const Training bf16 = Train(config, {at::kCUDA, at::kBFloat16}, 5);
+    const Training gpu = Train(config, {at::kCUDA, at::kHalf, /*loss_scale=*/4096}, 5);
+    for (size_t i = 0; i < 5; ++i)
+      EXPECT_NEAR(gpu.losses[i], exact.losses[i], 0.002 * exact.losses[i]) << i;
+    // Three more bits than bf16, and none of them lost to small gradients.
+    const double error = RelativeError(gpu.grads, exact.grads);
+    EXPECT_LE(error, 0.01);
+    EXPECT_LE(error, 0.5 * RelativeError(bf16.grads, exact.grads));
+    EXPECT_LE(RelativeError(gpu.weights, exact.weights), 0.01);
+  }
+}
+
+// The second run draws the same dropout masks. Not bit for bit: sums of the backward pass are
+// atomic.
+TEST_F(GpuParityTest, RecomputationChangesNothingButRounding) {
+  struct Mode {
+    RecomputeMode mode;
+    int64_t num_layers;
+  };
+  for (TransformerConfig config : {Gpt2Like(), LlamaLike()}) {
+    config.hidden_dropout = 0.1;
+    config.attention_dropout = config.swiglu ? 0 : 0.1;  // fused attention, and composed
+    for (const auto& [dtype, scale, bound] :
+         {std::tuple(at::kDouble, 1.0, 1e-10), std::tuple(at::kBFloat16, 1.0, 5e-3),
+          std::tuple(at::kHalf, 4096.0, 1e-3)}) {
+      const Case where{at::kCUDA, dtype, scale};
+      const Training plain = Train(config, where, 2);
+      for (const Mode& mode : {Mode{RecomputeMode::kUniform, 1}, Mode{RecomputeMode::kBlock, 1},
+                               Mode{RecomputeMode::kSelective, 1}}) {
+        TransformerConfig recomputed = config;
+        recomputed.recompute = mode.mode;
+        recomputed.recompute_num_layers = mode.num_layers;
+        const Training again = Train(recomputed, where, 2);
+        SCOPED_TRACE(std::string(at::toString(dtype)) + ", mode " +
+                     std::to_string(static_cast<int>(mode.mode)));
+        // The first loss comes before any backward pass.
+        EXPECT_EQ(again.losses[0], plain.losses[0]);
+        EXPECT_NEAR(again.losses[1], plain.losses[1], bound * plain.losses[1]);
+        EXPECT_LE(RelativeError(again.grads, plain.grads), bound);
+      }
+    }
   }
 }
 
