@@ -73,15 +73,13 @@ def traffic(entry, folder, steps=6):
 def speed(folder, entries):
     print(f"\ntokens/s, {MODEL['layers']} layers of {MODEL['hidden']}, {GLOBAL_BATCH} x {MODEL['seq']} tokens a step, fp32, one thread a "
           f"worker, {os.cpu_count()} cores\n{'layout':<28} {'muster':>8} {'/ one worker':>13} {'peer':>8} {'muster / peer':>14}", flush=True)
-    ours = {e["name"]: [] for e in [ONE] + entries}
-    peers = {e["name"]: [] for e in entries}
+    one, ours, peers = [], {e["name"]: [] for e in entries}, {e["name"]: [] for e in entries}
     for _ in range(ROUNDS):
-        ours[ONE["name"]].append(muster_seconds(ONE, folder))
+        one.append(muster_seconds(ONE, folder))
         for entry in entries:
             ours[entry["name"]].append(muster_seconds(entry, folder))
             if entry["peer"]:
                 peers[entry["name"]].append(peer_seconds(entry))
-    one = ours[ONE["name"]]
     print(f"{ONE['name']:<28} {TOKENS / statistics.median(one):8.0f}", flush=True)
     for entry in entries:
         mine, theirs = ours[entry["name"]], peers[entry["name"]]
@@ -147,10 +145,14 @@ def memory(folder, entries):
 
 
 def main():
-    entries = [e for e in LAYOUTS if e["world"] in WORLDS and ONLY in e["name"]]
     with tempfile.TemporaryDirectory(prefix="muster-bench-") as folder:
         for part in PARTS:
-            {"speed": speed, "bubble": bubble, "bytes": moved_bytes, "memory": memory}[part](folder, entries)
+            if part == "speed":  # by the number of workers: what is compared runs close together
+                for world in WORLDS:
+                    speed(folder, [e for e in LAYOUTS if e["world"] == world and ONLY in e["name"]])
+                continue
+            entries = [e for e in LAYOUTS if e["world"] in WORLDS and ONLY in e["name"]]
+            {"bubble": bubble, "bytes": moved_bytes, "memory": memory}[part](folder, entries)
 
 
 try:
