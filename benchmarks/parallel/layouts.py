@@ -6,7 +6,7 @@ GLOBAL_BATCH = 8  # samples a step
 
 
 def layout(name, world, micro_batch, peer=None, **parallel):
-    """`peer`: "ddp" or "megatron TP PP V", what the same work is compared with."""
+    """`peer`: "ddp" or "megatron TP PP V SP", what the same work is compared with."""
     return dict(name=name, world=world, micro_batch=micro_batch, peer=peer, parallel=parallel)
 
 
@@ -15,17 +15,17 @@ LAYOUTS = [
     layout("dp2", 2, 4, "ddp", overlap_grad_reduce=True),
     layout("dp2, distributed optimizer", 2, 4, "ddp", use_distributed_optimizer=True, overlap_grad_reduce=True,
            overlap_param_gather=True),
-    layout("tp2", 2, 4, "megatron 2 1 1", tensor_model_parallel_size=2),
-    layout("tp2, sequence parallel", 2, 4, "megatron 2 1 1", tensor_model_parallel_size=2, sequence_parallel=True),
-    layout("pp2", 2, 1, "megatron 1 2 1", pipeline_model_parallel_size=2),
-    layout("pp2, 2 virtual stages", 2, 1, "megatron 1 2 2", pipeline_model_parallel_size=2, num_layers_per_virtual_pipeline_stage=2),
+    layout("tp2", 2, 4, "megatron 2 1 1 0", tensor_model_parallel_size=2),
+    layout("tp2, sequence parallel", 2, 4, "megatron 2 1 1 1", tensor_model_parallel_size=2, sequence_parallel=True),
+    layout("pp2", 2, 1, "megatron 1 2 1 0", pipeline_model_parallel_size=2),
+    layout("pp2, 2 virtual stages", 2, 1, "megatron 1 2 2 0", pipeline_model_parallel_size=2, num_layers_per_virtual_pipeline_stage=2),
     layout("dp4", 4, 2, "ddp", overlap_grad_reduce=True),
     layout("dp4, distributed optimizer", 4, 2, "ddp", use_distributed_optimizer=True, overlap_grad_reduce=True,
            overlap_param_gather=True),
     layout("dp2 x tp2", 4, 4, None, tensor_model_parallel_size=2, overlap_grad_reduce=True),
-    layout("tp2 x pp2", 4, 1, "megatron 2 2 1", tensor_model_parallel_size=2, pipeline_model_parallel_size=2),
-    layout("pp4", 4, 1, "megatron 1 4 1", pipeline_model_parallel_size=4),
-    layout("pp4, 2 virtual stages", 4, 1, "megatron 1 4 2", pipeline_model_parallel_size=4, num_layers_per_virtual_pipeline_stage=1),
+    layout("tp2 x pp2", 4, 1, "megatron 2 2 1 0", tensor_model_parallel_size=2, pipeline_model_parallel_size=2),
+    layout("pp4", 4, 1, "megatron 1 4 1 0", pipeline_model_parallel_size=4),
+    layout("pp4, 2 virtual stages", 4, 1, "megatron 1 4 2 0", pipeline_model_parallel_size=4, num_layers_per_virtual_pipeline_stage=1),
 ]
 
 

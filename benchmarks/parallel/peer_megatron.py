@@ -1,5 +1,5 @@
-"""The peer: the same model in Megatron-core, on the CPU over gloo. Usage: torchrun ... peer_megatron.py TP PP VIRTUAL MICRO_BATCH
-GLOBAL_BATCH STEPS. Rank 0 prints a JSON line with the seconds of each step.
+"""The peer: the same model in Megatron-core, on the CPU over gloo. Usage: torchrun ... peer_megatron.py TP PP VIRTUAL
+SEQUENCE_PARALLEL MICRO_BATCH GLOBAL_BATCH STEPS. Rank 0 prints a JSON line with the seconds of each step.
 
 In its favour: PyTorch's fused AdamW instead of Megatron's own optimizer (which has no fused form on the CPU), clipping by each
 rank's own norm without a reduction, and no data-parallel wrapper.
@@ -22,7 +22,7 @@ from megatron.core.transformer import TransformerConfig  # noqa: E402
 
 from layouts import MODEL  # noqa: E402
 
-tp, pp, virtual, micro_batch, global_batch, steps = (int(a) for a in sys.argv[1:7])
+tp, pp, virtual, sequence_parallel, micro_batch, global_batch, steps = (int(a) for a in sys.argv[1:8])
 seq, microbatches = MODEL["seq"], global_batch // micro_batch
 torch.set_num_threads(1)
 dist.init_process_group("gloo")
@@ -31,7 +31,8 @@ torch.manual_seed(1234)
 config = TransformerConfig(
     num_layers=MODEL["layers"], hidden_size=MODEL["hidden"], num_attention_heads=MODEL["heads"], ffn_hidden_size=4 * MODEL["hidden"],
     hidden_dropout=0.0, attention_dropout=0.0, activation_func=F.gelu, tensor_model_parallel_size=tp, pipeline_model_parallel_size=pp,
-    virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None, pipeline_dtype=torch.float32, use_cpu_initialization=True,
+    sequence_parallel=bool(sequence_parallel), virtual_pipeline_model_parallel_size=virtual if virtual > 1 else None,
+    pipeline_dtype=torch.float32, use_cpu_initialization=True,
     gradient_accumulation_fusion=False, bias_dropout_fusion=False, masked_softmax_fusion=False, bias_activation_fusion=False,
     persist_layer_norm=False, batch_p2p_comm=False, overlap_p2p_comm=virtual > 1, deallocate_pipeline_outputs=virtual == 1)
 chunks = []
