@@ -1,8 +1,8 @@
 """The same training step in PyTorch, eager or compiled; driven by run.py like bench-train-single.
 
-Usage: python peer_torch.py MODEL(gpt2|small) BATCH SEQ DTYPE(fp32|bf16) THREADS MODE(eager|compile) [DEVICE(cpu|cuda)]
-Pre-LN GPT with learned positions, exact GELU, tied output, causal SDPA, fused AdamW, clipping; bf16 by autocast over
-fp32 weights. Lines "step N" on standard input, one JSON line each on standard output.
+Usage: python peer_torch.py MODEL(gpt2|small) BATCH SEQ DTYPE(fp32|bf16|fp16) THREADS MODE(eager|compile) [DEVICE(cpu|cuda)]
+Pre-LN GPT with learned positions, exact GELU, tied output, causal SDPA, fused AdamW, clipping; bf16 and fp16 by
+autocast over fp32 weights, fp16 with a loss scale. Lines "step N" on standard input, one JSON line each on standard output.
 """
 import json
 import math
@@ -17,6 +17,8 @@ CONFIGS = {
     "gpt2": dict(layers=12, hidden=768, heads=12, vocab=50304, positions=1024),
     "small": dict(layers=6, hidden=384, heads=6, vocab=256, positions=256),
 }
+
+HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Layer(nn.Module):
@@ -64,15 +66,18 @@ def main():
     model = Gpt(**CONFIGS[name]).to(device)
     opt = torch.optim.AdamW(model.parameters(), lr=3e-4, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
     run = torch.compile(model) if mode == "compile" else model
+    scaler = torch.amp.GradScaler(device, init_scale=1024, enabled=dtype == "fp16")
     generator = torch.Generator().manual_seed(1)
 
     def step():
         data = torch.randint(0, CONFIGS[name]["vocab"], (batch, seq + 1), generator=generator).to(device)
-        with torch.autocast(device, dtype=torch.bfloat16, enabled=dtype == "bf16"):
+        with torch.autocast(device, dtype=HALF.get(dtype, torch.bfloat16), enabled=dtype in HALF):
             loss = run(data[:, :-1].contiguous(), data[:, 1:].contiguous())
-        loss.backward()
+        scaler.scale(loss).backward()
+        scaler.unscale_(opt)
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        opt.step()
+        scaler.step(opt)
+        scaler.update()
         opt.zero_grad(set_to_none=True)
         return loss.item()
 
@@ -83,7 +88,10 @@ def main():
             loss = step()
             seconds.append(time.perf_counter() - start)
             cpu_seconds.append(time.process_time() - cpu_start)
-        print(json.dumps(dict(seconds=seconds, cpu_seconds=cpu_seconds, loss=loss)), flush=True)
+        answer = dict(seconds=seconds, cpu_seconds=cpu_seconds, loss=loss)
+        if device == "cuda":
+            answer["peak_memory_bytes"] = torch.cuda.max_memory_allocated()
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
