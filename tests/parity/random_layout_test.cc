@@ -67,6 +67,7 @@ class Draw {
         set("parallel.microbatch_group_size_per_virtual_pipeline_stage", OneOf({2, 3, 4, 8}));
       }
       flag("parallel.overlap_p2p_comm");
+      if (Flag()) flag("parallel.overlap_p2p_comm_warmup_flush");
     } else if (pp > 1 && Flag()) {
       set("parallel.decoder_first_pipeline_num_layers", OneOf({1, 2}));
       if (Flag()) set("parallel.decoder_last_pipeline_num_layers", OneOf({1, 2}));
@@ -91,6 +92,9 @@ class Draw {
         break;
       default:
         break;
+    }
+    if (pp > 1 && Flag()) {
+      set("training.num_microbatches_with_partial_activation_checkpoints", OneOf({0, 1, 2}));
     }
     return layout;
   }
