@@ -146,6 +146,15 @@ TEST(MemoryTest, LayoutsTogether) {
                 Settings{kWorld2, "parallel.pipeline_model_parallel_size=2",
                          "training.global_batch_size=8", "training.recompute_granularity=full",
                          "training.recompute_method=block", "training.recompute_num_layers=1"});
+  ExpectPlanned(
+      "pp2, one partially recomputed",
+      Settings{kWorld2, "parallel.pipeline_model_parallel_size=2", "training.global_batch_size=8",
+               "training.num_microbatches_with_partial_activation_checkpoints=1"});
+  ExpectPlanned(
+      "pp2 v2, two partially recomputed",
+      Settings{kWorld2, "parallel.pipeline_model_parallel_size=2",
+               "parallel.virtual_pipeline_model_parallel_size=2", "training.global_batch_size=8",
+               "training.num_microbatches_with_partial_activation_checkpoints=2"});
   ExpectPlanned("dp2 layer-wise Muon", {kWorld2, "optimizer.optimizer=dist_muon"});
   ExpectPlanned("tp2 Muon",
                 {kWorld2, "parallel.tensor_model_parallel_size=2", "optimizer.optimizer=muon"});
