@@ -3,19 +3,19 @@
 //
 // Contract, the same for every backend and checked by one conformance suite (tests/worker/comm):
 // - Collectives of one group are issued in the same order by all its members; each gets a sequence
-// number.
+//   number.
 // - Operations start at once and never block the caller; Work::Wait blocks. Tensors passed in stay
-// alive and untouched
-//   until the work is done (the work holds references). Outputs are valid after Wait returned OK.
+//   alive and untouched until the work is done (the work holds references). Outputs are valid after
+//   Wait returned OK.
 // - All tensors are dense, contiguous, on the communicator's device. Reductions add in an order
-// that does not depend on
-//   timing: the same inputs give the same bits on every rank and on every run.
+//   that does not depend on timing: the same inputs give the same bits on every rank and every run.
+// - ReduceScatter's output may be the own slice of its input, whose other slices then stay as they
+//   are; AllGather's input may be the own slice of its output. Else no output overlaps an input.
 // - A group of one member is a no-op that copies inputs to outputs.
 // - Errors: ABORTED after Abort() (with its reason); UNAVAILABLE when a peer is gone;
-// DEADLINE_EXCEEDED when the limit
-//   passed; INVALID_ARGUMENT for sizes or types that do not fit. After the first error the group is
-//   dead: every later call and every pending Wait returns that first error. Messages name group,
-//   sequence number, operation, sizes.
+//   DEADLINE_EXCEEDED when the limit passed; INVALID_ARGUMENT for sizes or types that do not fit.
+//   After the first error the group is dead: every later call and every pending Wait returns that
+//   error. Messages name group, sequence number, operation, sizes.
 // Thread-safety: one thread issues operations; Abort and Describe may be called from any thread.
 #pragma once
 
