@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <sstream>
 
 #include <gtest/gtest.h>
@@ -15,7 +16,11 @@ namespace muster {
 
 using nlohmann::json;
 
-std::string Binary(const std::string& name) { return absl::StrCat(MUSTER_BIN_DIR, "/", name); }
+// MUSTER_BIN_DIR in the environment: binaries that were built elsewhere (./dev gpu).
+std::string Binary(const std::string& name) {
+  const char* const folder = std::getenv("MUSTER_BIN_DIR");
+  return absl::StrCat(folder == nullptr ? MUSTER_BIN_DIR : folder, "/", name);
+}
 
 std::vector<json> JsonLines(const std::string& text) {
   std::vector<json> records;

@@ -131,6 +131,7 @@ int RunDaemon(int fd) {
   client_of_signals = &client;
   const int exit_code = RunSession(SessionOptions{.client = client,
                                                   .clock = clock,
+                                                  .use_device = UseDevice,
                                                   .make_unique_id = MakeUniqueId,
                                                   .form_world = FormWorldOnBackend});
   client_of_signals = nullptr;

@@ -82,6 +82,7 @@ absl::StatusOr<TrainingResult> RunAssignment(const SessionOptions& options,
   }
   const JobSpec& spec = parsed.spec;
   ASSIGN_OR_RETURN(const c10::Device device, ParseDevice(assignment.device));
+  RETURN_IF_ERROR(options.use_device(assignment.device));
   at::set_num_threads(static_cast<int>(spec.training.num_threads.value_or(assignment.num_threads)));
 
   ProviderRegistry providers;

@@ -26,6 +26,8 @@ struct FormWorldOptions {
 struct SessionOptions {
   ControlClient& client;
   Clock& clock;
+  // Makes the assignment's device ready for this thread, before anything lies on it.
+  std::function<absl::Status(const std::string& device)> use_device;
   // Rank 0 makes the world's unique ID (ncclGetUniqueId; on gloo a random name). Backends come from
   // main: gloo always, NCCL in the CUDA build.
   std::function<absl::StatusOr<std::string>(const std::string& backend, const AssignMessage&)>

@@ -17,6 +17,12 @@ absl::Status CheckIsGloo(const std::string& backend) {
 
 }  // namespace
 
+absl::Status UseDevice(const std::string& device) {
+  if (device == "cpu") return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("device=", device, ": this trainer was built without CUDA"));
+}
+
 absl::StatusOr<std::string> MakeUniqueId(const std::string& backend, const AssignMessage&) {
   RETURN_IF_ERROR(CheckIsGloo(backend));
   return MakeGlooUniqueId();

@@ -4,11 +4,15 @@
 
 #include <string>
 
+#include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "worker/train/session.h"
 
 namespace muster {
 
+// Before an assignment's first tensor, whatever its world's size: kernels, memory counting and the
+// current device of "cuda:N". FAILED_PRECONDITION for a device that is not there.
+absl::Status UseDevice(const std::string& device);
 // On rank 0: the world's unique ID, printable. FAILED_PRECONDITION for a backend that is not there.
 absl::StatusOr<std::string> MakeUniqueId(const std::string& backend,
                                          const AssignMessage& assignment);

@@ -1,5 +1,4 @@
 // The CUDA trainer's backends: NCCL, and gloo for CPU jobs.
-#include <c10/cuda/CUDACachingAllocator.h>
 #include <c10/cuda/CUDAFunctions.h>
 
 #include "absl/strings/escaping.h"
@@ -7,27 +6,16 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "worker/comm/nccl_communicator.h"
+#include "worker/cuda/device_memory.h"
 #include "worker/cuda/row_ops.h"
-#include "worker/model/tensor_memory.h"
 #include "worker/train/gloo_world.h"
 #include "worker/train/trainer_backends.h"
 
 namespace muster {
 namespace {
 
-class CudaMemory final : public DeviceMemory {
- public:
-  TensorMemory Read(c10::Device device) const override {
-    using c10::CachingAllocator::StatType;
-    const c10::CachingDeviceAllocator::DeviceStats stats =
-        c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
-    const auto& bytes = stats.allocated_bytes[static_cast<size_t>(StatType::AGGREGATE)];
-    return {bytes.current, bytes.peak};
-  }
-};
-
-// "cuda:N": NCCL and the default streams follow the thread's current device.
-absl::StatusOr<int> UseDevice(const std::string& device) {
+// N of "cuda:N", now the thread's current device: NCCL and the default streams follow it.
+absl::StatusOr<int> SelectDevice(const std::string& device) {
   int index = 0;
   if (device.rfind("cuda:", 0) != 0 || !absl::SimpleAtoi(device.substr(5), &index)) {
     return absl::InvalidArgumentError(absl::StrCat("device=", device, ": NCCL needs cuda:N"));
@@ -43,10 +31,17 @@ absl::StatusOr<int> UseDevice(const std::string& device) {
 
 }  // namespace
 
+absl::Status UseDevice(const std::string& device) {
+  if (device.rfind("cuda:", 0) != 0) return absl::OkStatus();
+  UseCudaRowOps();
+  CountCudaMemory();
+  return SelectDevice(device).status();
+}
+
 absl::StatusOr<std::string> MakeUniqueId(const std::string& backend,
                                          const AssignMessage& assignment) {
   if (backend != "nccl") return MakeGlooUniqueId();
-  ASSIGN_OR_RETURN(const int device, UseDevice(assignment.device));
+  ASSIGN_OR_RETURN(const int device, SelectDevice(assignment.device));
   const std::shared_ptr<NcclApi> api = MakeCudaNcclApi(device);
   ASSIGN_OR_RETURN(const std::string bytes, MakeNcclUniqueId(*api));
   return absl::BytesToHexString(bytes);
@@ -54,10 +49,7 @@ absl::StatusOr<std::string> MakeUniqueId(const std::string& backend,
 
 absl::StatusOr<CommunicatorPtr> FormWorldOnBackend(const FormWorldOptions& options) {
   if (options.backend != "nccl") return FormGlooWorldOf(options);
-  ASSIGN_OR_RETURN(const int device, UseDevice(options.assignment.device));
-  UseCudaRowOps();
-  static const CudaMemory memory;
-  RegisterDeviceMemory(&memory);
+  ASSIGN_OR_RETURN(const int device, SelectDevice(options.assignment.device));
   return FormNcclWorld({.name = "world",
                         .rank = options.assignment.rank,
                         .size = options.assignment.world_size,

@@ -3,7 +3,9 @@
 #include "worker/train/session.h"
 
 #include <memory>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,6 +29,12 @@ class Trainer {
           exit_code_ = RunSession(
               {.client = client_,
                .clock = clock_,
+               .use_device =
+                   [this](const std::string& device) {
+                     devices.push_back(device);
+                     return device == "cuda:7" ? absl::FailedPreconditionError("no cuda:7 here")
+                                               : absl::OkStatus();
+                   },
                .make_unique_id =
                    [](const auto&...) { return absl::StatusOr<std::string>("the id"); },
                .form_world =
@@ -47,6 +55,7 @@ class Trainer {
   }
 
   TestAgent agent;
+  std::vector<std::string> devices;  // that were made ready; read after the session's messages
 
  private:
   const std::vector<CommunicatorPtr> worlds_;
@@ -91,6 +100,20 @@ TEST(SessionTest, TwoAssignmentsThenShutdown) {
   EXPECT_EQ(again.epoch, 2);
   EXPECT_EQ(again.reason, "trained 3 iterations");
   EXPECT_EQ(trainer.End(), 0);
+}
+
+// A GPU has kernels to register and memory to count even where there is no world to form.
+TEST(SessionTest, TheDeviceIsMadeReadyInAWorldOfOneToo) {
+  TrainTestRoot root;
+  Trainer trainer;
+  AssignMessage elsewhere = Assign(1, root.Spec());
+  elsewhere.device = "cuda:7";
+  trainer.agent.Send(elsewhere);
+  EXPECT_THAT(trainer.agent.WaitFor<FailedMessage>().reason, HasSubstr("no cuda:7 here"));
+  trainer.agent.Send(Assign(2, root.Spec()));
+  EXPECT_EQ(trainer.agent.WaitFor<DoneMessage>().epoch, 2);
+  EXPECT_EQ(trainer.End(), 0);
+  EXPECT_THAT(trainer.devices, testing::ElementsAre("cuda:7", "cpu"));
 }
 
 TEST(SessionTest, AFailedAssignmentIsToldAndTheNextOneRuns) {

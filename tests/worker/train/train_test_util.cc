@@ -181,9 +181,10 @@ std::vector<RankRun> RunJob(const std::string& spec_json, const RunOptions& opti
                                  .providers = providers,
                                  .clock = options.clock == nullptr ? real_clock : *options.clock,
                                  .epoch = 1,
-                                 .directives_through = options.directives_through});
+                                 .directives_through = options.directives_through,
+                                 .device = c10::Device(options.device)});
       run.status = result.status();
-      run.peak_memory_bytes = TensorMemoryOn(at::kCPU).peak_bytes;
+      run.peak_memory_bytes = TensorMemoryOn(c10::Device(options.device)).peak_bytes;
       if (!result.ok()) {
         world->Abort(std::string(result.status().message()));
         return;

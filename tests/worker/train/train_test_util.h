@@ -90,6 +90,7 @@ struct RunOptions {
   int64_t short_samples = 0;
   int64_t short_valid_samples = 0;
   int64_t directives_through = 0;
+  std::string device = "cpu";  // "cuda:0", in tests that link CUDA
   // Stands before a rank's world: what it returns is used in its place.
   std::function<std::shared_ptr<Communicator>(int rank, std::shared_ptr<Communicator> world)> wrap =
       {};

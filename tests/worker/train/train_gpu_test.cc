@@ -1,0 +1,148 @@
+// Whole jobs on one GPU beside the same jobs on a CPU, from a checkpoint that the CPU's run wrote
+// (the devices draw other initial weights), and the memory they take beside the plan's.
+#include <string>
+#include <vector>
+
+#include <ATen/Context.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "absl/strings/str_cat.h"
+#include "common/schedule/from_spec.h"
+#include "common/schedule/plan.h"
+#include "common/spec/spec_json.h"
+#include "tests/worker/train/train_test_util.h"
+#include "worker/comm/self_communicator.h"
+#include "worker/cuda/device_memory.h"
+#include "worker/cuda/row_ops.h"
+
+namespace muster {
+namespace {
+
+using testing::SizeIs;
+using Settings = std::vector<std::string>;
+
+Settings operator+(Settings a, const Settings& b) {
+  a.insert(a.end(), b.begin(), b.end());
+  return a;
+}
+
+std::vector<double> Scales(const std::vector<StepMessage>& steps) {
+  std::vector<double> scales;
+  for (const StepMessage& step : steps) scales.push_back(step.loss_scale);
+  return scales;
+}
+
+std::vector<bool> Skipped(const std::vector<StepMessage>& steps) {
+  std::vector<bool> skipped;
+  for (const StepMessage& step : steps) skipped.push_back(step.skipped);
+  return skipped;
+}
+
+class TrainGpuTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!at::globalContext().hasCUDA()) GTEST_SKIP() << "no GPU";
+    at::globalContext().setAllowTF32CuBLAS(false);
+    UseCudaRowOps();
+    CountCudaMemory();
+  }
+
+  static RunOptions OnGpu() {
+    return {.device = "cuda:0", .wrap = [](int, std::shared_ptr<Communicator>) {
+              return MakeSelfCommunicator("world", 0);
+            }};
+  }
+
+  // Ten more iterations on each device, from the checkpoint of two on the CPU.
+  struct Runs {
+    std::vector<StepMessage> cpu, gpu;
+  };
+  Runs FromTheSameCheckpoint(const Settings& settings) {
+    const Settings all = settings + Settings{TrainTestRoot::kNoInterval,
+                                             "checkpoint.no_load_rng=true",  // no CPU has a GPU's
+                                             "training.train_iters=12"};
+    const std::string start = absl::StrCat("checkpoint.save=", root_ / "start");
+    EXPECT_THAT(Train(root_.Spec(all + Settings{start, "training.exit_interval=2"})), SizeIs(2));
+    const Settings more = all + Settings{absl::StrCat("checkpoint.load=", root_ / "start")};
+    Runs runs{.cpu = Train(root_.Spec(more)), .gpu = Train(root_.Spec(more), OnGpu())};
+    EXPECT_THAT(runs.gpu, SizeIs(10));
+    return runs;
+  }
+
+  TrainTestRoot root_;
+};
+
+const Settings kLlama = {"model.position_embedding_type=rope",
+                         "model.normalization=RMSNorm",
+                         "model.swiglu=true",
+                         "model.add_bias_linear=false",
+                         "model.num_query_groups=1",
+                         "model.untie_embeddings_and_output_weights=true"};
+constexpr char kFp64[] = "training.fp64=true";
+
+TEST_F(TrainGpuTest, TenStepsInFp64FromACpuCheckpoint) {
+  for (const Settings& settings :
+       {Settings{kFp64}, kLlama + Settings{kFp64},
+        Settings{kFp64, "parallel.use_distributed_optimizer=true"},
+        Settings{kFp64, "training.recompute_granularity=full", "training.recompute_method=uniform",
+                 "training.recompute_num_layers=1"},
+        Settings{kFp64, "optimizer.optimizer=sgd"}, Settings{kFp64, "optimizer.optimizer=muon"}}) {
+    SCOPED_TRACE(settings.back());
+    const Runs runs = FromTheSameCheckpoint(settings);
+    ExpectSameCurve(runs.gpu, runs.cpu, 1e-9);
+  }
+}
+
+// The largest number of a backward pass is a gradient of the logits, scale (1 - p) / 128 tokens.
+// The first scales make it overflow; 3 times a power of two keeps it well away from fp16's limit,
+// so that the devices' rounding does not decide.
+TEST_F(TrainGpuTest, OverflowInFp16GivesTheCpusTraceOfScales) {
+  const Runs runs = FromTheSameCheckpoint({"training.fp16=true", "training.loss_scale_window=100",
+                                           "training.initial_loss_scale=50331648"});
+  EXPECT_EQ(Scales(runs.gpu), Scales(runs.cpu));
+  EXPECT_EQ(Skipped(runs.gpu), Skipped(runs.cpu));
+  EXPECT_TRUE(runs.cpu.front().skipped);
+  EXPECT_FALSE(runs.cpu.back().skipped);
+}
+
+TEST_F(TrainGpuTest, Fp16AndBf16FollowTheCpu) {
+  for (const Settings& settings :
+       {Settings{"training.fp16=true", "training.initial_loss_scale=1024"},
+        Settings{"training.bf16=true"}}) {
+    SCOPED_TRACE(settings[0]);
+    const Runs runs = FromTheSameCheckpoint(settings);
+    EXPECT_EQ(Skipped(runs.gpu), std::vector<bool>(10, false));
+    // bf16 keeps 8 bits of weights of 0.02, which ten steps of Adam at lr 0.01 spread.
+    ExpectSameCurve(runs.gpu, runs.cpu, settings.size() == 1 ? 5e-2 : 1e-2);
+  }
+}
+
+// The plan counts tensors. cuBLAS and cuDNN keep work spaces beside them (32 MiB and more for each
+// thread that multiplies), for which the tenth has room on a model of this size.
+TEST_F(TrainGpuTest, PeakMemoryIsThePlans) {
+  const Settings model = {"model.num_layers=12",          "model.hidden_size=768",
+                          "model.num_attention_heads=12", "model.seq_length=512",
+                          "model.vocab_size=8192",        "training.micro_batch_size=4",
+                          "training.global_batch_size=8", "training.train_iters=3"};
+  for (const char* precision : {"training.bf16=true", "training.fp16=true"}) {
+    SCOPED_TRACE(precision);
+    const std::string text =
+        root_.Spec(model + Settings{precision, "training.initial_loss_scale=1024"});
+    const JobSpec spec = ParseJobSpec(text).spec;
+    const auto plan = MakePlan(spec, Resolve(spec, 257));
+    ASSERT_TRUE(plan.ok()) << plan.status();
+    c10::cuda::CUDACachingAllocator::resetPeakStats(0);
+    const std::vector<RankRun> ranks = RunJob(text, OnGpu());
+    const std::vector<StepMessage> steps = StepsOf(ranks);
+    ASSERT_THAT(steps, SizeIs(3));
+    const auto planned = static_cast<double>(plan->stages[0].total_bytes());
+    const auto peak = static_cast<double>(ranks[0].peak_memory_bytes);
+    EXPECT_NEAR(peak / planned, 1.0, 0.1) << peak / 1e6 << " MB, plan " << planned / 1e6 << " MB";
+    EXPECT_EQ(steps.back().memory_bytes, ranks[0].peak_memory_bytes);
+  }
+}
+
+}  // namespace
+}  // namespace muster
