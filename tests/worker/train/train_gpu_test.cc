@@ -77,6 +77,7 @@ class TrainGpuTest : public ::testing::Test {
 const Settings kLlama = {"model.position_embedding_type=rope",
                          "model.normalization=RMSNorm",
                          "model.swiglu=true",
+                         "model.ffn_hidden_size=64",
                          "model.add_bias_linear=false",
                          "model.num_query_groups=1",
                          "model.untie_embeddings_and_output_weights=true"};
