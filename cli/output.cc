@@ -113,6 +113,8 @@ Json ToJson(const v1::MetricsRecord& record) {
   json["lm_loss"] = step.has_lm_loss() ? Number(step.lm_loss()) : Json(nullptr);
   if (!step.loss_text().empty()) json["loss_text"] = step.loss_text();
   json["grad_norm"] = step.has_grad_norm() ? Number(step.grad_norm()) : Json(nullptr);
+  if (step.has_num_zeros()) json["num_zeros"] = step.num_zeros();
+  if (step.has_params_norm()) json["params_norm"] = Number(step.params_norm());
   json["learning_rate"] = Number(step.learning_rate());
   json["loss_scale"] = Number(step.loss_scale());
   json["skipped"] = step.skipped();

@@ -24,13 +24,18 @@ namespace muster::control_fields {
 // Field order is kept in the text, "type" first: lines stay readable in a log.
 using Json = nlohmann::ordered_json;
 
+template <class T>
+inline constexpr bool kIsOptional = false;
+template <class T>
+inline constexpr bool kIsOptional<std::optional<T>> = true;
+
 class Writer {
  public:
   explicit Writer(Json& json) : json_(json) {}
 
   template <class T>
   void operator()(const char* name, const T& value) {
-    if constexpr (std::is_same_v<T, std::optional<double>>) {
+    if constexpr (kIsOptional<T>) {
       if (value.has_value()) json_[name] = ToJson(*value);  // absent: not written
     } else {
       json_[name] = ToJson(value);
@@ -87,12 +92,10 @@ class Reader {
     if (!status_.ok()) return;
     const std::string where = absl::StrCat(path_, ".", name);
     auto it = json_.find(name);
-    if constexpr (std::is_same_v<T, std::optional<double>>) {
+    if constexpr (kIsOptional<T>) {
       value.reset();
       if (it == json_.end()) return;
-      double number = 0;
-      Read(where, *it, number);
-      value = number;
+      Read(where, *it, value.emplace());
     } else {
       if (it == json_.end()) {
         Fail(where, "is missing");

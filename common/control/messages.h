@@ -91,6 +91,8 @@ struct StepMessage {
       lm_loss;            // none on a step whose loss is not finite: see `skipped`, `loss_text`
   std::string loss_text;  // "nan", "inf" when lm_loss is absent
   std::optional<double> grad_norm;
+  std::optional<int64_t> num_zeros;   // in the gradients; with training.log_num_zeros_in_grad
+  std::optional<double> params_norm;  // after the update; with training.log_params_norm
   double learning_rate = 0, loss_scale = 1, elapsed_ms = 0, tokens_per_s = 0, tflops_per_device = 0;
   bool skipped = false;
   double num_floating_point_operations_so_far = 0;

@@ -129,6 +129,8 @@ void VisitStep(V& v, M& m) {
   MUSTER_FIELD(lm_loss);
   MUSTER_FIELD(loss_text);
   MUSTER_FIELD(grad_norm);
+  MUSTER_FIELD(num_zeros);
+  MUSTER_FIELD(params_norm);
   MUSTER_FIELD(learning_rate);
   v.Always("loss_scale", m.loss_scale);
   MUSTER_FIELD(elapsed_ms);

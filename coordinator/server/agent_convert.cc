@@ -214,6 +214,8 @@ StepMessage FromProto(const v1::StepReport& step, int64_t epoch) {
   if (step.has_lm_loss()) message.lm_loss = step.lm_loss();
   message.loss_text = step.loss_text();
   if (step.has_grad_norm()) message.grad_norm = step.grad_norm();
+  if (step.has_num_zeros()) message.num_zeros = step.num_zeros();
+  if (step.has_params_norm()) message.params_norm = step.params_norm();
   message.learning_rate = step.learning_rate();
   message.loss_scale = step.loss_scale();
   message.elapsed_ms = step.elapsed_ms();
@@ -235,6 +237,8 @@ v1::StepReport ToProto(const StepMessage& step) {
   if (step.lm_loss.has_value()) proto.set_lm_loss(*step.lm_loss);
   proto.set_loss_text(step.loss_text);
   if (step.grad_norm.has_value()) proto.set_grad_norm(*step.grad_norm);
+  if (step.num_zeros.has_value()) proto.set_num_zeros(*step.num_zeros);
+  if (step.params_norm.has_value()) proto.set_params_norm(*step.params_norm);
   proto.set_learning_rate(step.learning_rate);
   proto.set_loss_scale(step.loss_scale);
   proto.set_elapsed_ms(step.elapsed_ms);

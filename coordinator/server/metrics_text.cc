@@ -65,6 +65,10 @@ struct JobFamilies {
   PrometheusFamily loss{"muster_job_loss", "gauge", "Language model loss of the newest step."};
   PrometheusFamily grad_norm{"muster_job_grad_norm", "gauge",
                              "Global gradient norm of the newest step."};
+  PrometheusFamily num_zeros{"muster_job_num_zeros", "gauge",
+                             "Gradients of the newest step that are zero, where they are counted."};
+  PrometheusFamily params_norm{"muster_job_params_norm", "gauge",
+                               "Norm of the parameters after the newest step, where logged."};
   PrometheusFamily rate{"muster_job_learning_rate", "gauge", "Of the newest step."};
   PrometheusFamily step{"muster_job_step_duration_seconds", "gauge", "Of the newest step."};
   PrometheusFamily tokens{"muster_job_tokens_per_second", "gauge",
@@ -90,6 +94,9 @@ struct JobFamilies {
     const StepRecord& record = job.history().steps().newest().value;
     if (record.step.lm_loss.has_value()) loss.Add(labels, *record.step.lm_loss);
     if (record.step.grad_norm.has_value()) grad_norm.Add(labels, *record.step.grad_norm);
+    if (record.step.num_zeros.has_value())
+      num_zeros.Add(labels, static_cast<double>(*record.step.num_zeros));
+    if (record.step.params_norm.has_value()) params_norm.Add(labels, *record.step.params_norm);
     rate.Add(labels, record.step.learning_rate);
     step.Add(labels, record.step.elapsed_ms / 1e3);
     tokens.Add(labels, record.step.tokens_per_s);
@@ -99,8 +106,8 @@ struct JobFamilies {
   std::string Text() const {
     std::string text;
     for (const PrometheusFamily* family :
-         {&info, &epoch, &restarts, &world, &iteration, &target, &samples, &loss, &grad_norm, &rate,
-          &step, &tokens, &memory, &reported}) {
+         {&info, &epoch, &restarts, &world, &iteration, &target, &samples, &loss, &grad_norm,
+          &num_zeros, &params_norm, &rate, &step, &tokens, &memory, &reported}) {
       absl::StrAppend(&text, family->text());
     }
     return text;

@@ -100,6 +100,11 @@ TEST(OutputTest, MetricsKeepEveryDigitAndTheFixedNames) {
   const nlohmann::ordered_json json = ToJson(record);
   const nlohmann::json parsed = nlohmann::json::parse(json.dump());
   EXPECT_EQ(parsed["lm_loss"].get<double>(), 1.0 / 3.0);
+  for (const char* name : {"num_zeros", "params_norm"}) EXPECT_FALSE(parsed.contains(name)) << name;
+  record.mutable_step()->set_num_zeros(0);
+  record.mutable_step()->set_params_norm(1e308);
+  EXPECT_EQ(ToJson(record)["num_zeros"], 0);
+  EXPECT_EQ(ToJson(record)["params_norm"], 1e308);
   EXPECT_EQ(parsed["grad_norm"].get<double>(), 0.1 + 0.2);
   for (const char* name :
        {"iteration", "consumed_samples", "lm_loss", "grad_norm", "learning_rate", "loss_scale",

@@ -60,6 +60,8 @@ struct FillReport {
     if (m.lm_loss) step->set_lm_loss(*m.lm_loss);
     step->set_loss_text(m.loss_text);
     if (m.grad_norm) step->set_grad_norm(*m.grad_norm);
+    if (m.num_zeros) step->set_num_zeros(*m.num_zeros);
+    if (m.params_norm) step->set_params_norm(*m.params_norm);
     step->set_learning_rate(m.learning_rate);
     step->set_loss_scale(m.loss_scale);
     step->set_elapsed_ms(m.elapsed_ms);

@@ -22,6 +22,8 @@ StepMessage FromProto(int64_t epoch, const v1::StepReport& step) {
                 .global_batch_size = step.global_batch_size()};
   if (step.has_lm_loss()) m.lm_loss = step.lm_loss();
   if (step.has_grad_norm()) m.grad_norm = step.grad_norm();
+  if (step.has_num_zeros()) m.num_zeros = step.num_zeros();
+  if (step.has_params_norm()) m.params_norm = step.params_norm();
   for (const auto& [name, ms] : step.timers_ms()) m.timers_ms[name] = ms;
   return m;
 }

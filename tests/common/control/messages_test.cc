@@ -52,6 +52,8 @@ StepMessage FullStep() {
   step.lm_loss = 3.0000000000000004;
   step.loss_text = "text";
   step.grad_norm = 0.1;
+  step.num_zeros = int64_t{1} << 53;
+  step.params_norm = 0.2;
   step.learning_rate = 1.0 / 3.0;
   step.loss_scale = 65536;
   step.elapsed_ms = 12.5;
@@ -135,6 +137,8 @@ TEST(MessagesTest, AbsentLossStaysAbsent) {
   ASSERT_TRUE(decoded.ok());
   EXPECT_EQ(std::get<StepMessage>(*decoded).lm_loss, std::nullopt);
   EXPECT_EQ(std::get<StepMessage>(*decoded).grad_norm, std::nullopt);
+  EXPECT_EQ(std::get<StepMessage>(*decoded).num_zeros, std::nullopt);
+  EXPECT_EQ(std::get<StepMessage>(*decoded).params_norm, std::nullopt);
 }
 
 TEST(MessagesTest, DoublesKeepAllDigits) {

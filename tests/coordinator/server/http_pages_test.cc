@@ -69,6 +69,8 @@ class HttpPagesTest : public testing::Test {
         r->mutable_step()->set_iteration(i);
         r->mutable_step()->set_lm_loss(4.0 / i);
         r->mutable_step()->set_grad_norm(0.5 * i);
+        r->mutable_step()->set_num_zeros(i);
+        r->mutable_step()->set_params_norm(2.5 * i);
         r->mutable_step()->set_tokens_per_s(1000);
         r->mutable_step()->set_elapsed_ms(20);
       });
@@ -122,19 +124,28 @@ TEST_F(HttpPagesTest, MetricsShowARunningJobAndTheServerItself) {
   Start("127.0.0.1:0");
   const std::string page = PageOfARunningJob("/metrics", "tiny \"gpt\"\\");
   for (const char* line :
-       {"muster_workers{state=\"alive\"} 2\n", "# TYPE muster_workers gauge\n",
-        "# HELP muster_workers ", "muster_workers_busy 2\n",
-        "muster_job_iteration{job=\"job-1\"} 3\n", "muster_job_grad_norm{job=\"job-1\"} 1.5\n",
+       {"muster_workers{state=\"alive\"} 2\n",
+        "# TYPE muster_workers gauge\n",
+        "# HELP muster_workers ",
+        "muster_workers_busy 2\n",
+        "muster_job_iteration{job=\"job-1\"} 3\n",
+        "muster_job_grad_norm{job=\"job-1\"} 1.5\n",
+        "muster_job_num_zeros{job=\"job-1\"} 3\n",
+        "muster_job_params_norm{job=\"job-1\"} 7.5\n",
         "muster_job_tokens_per_second{job=\"job-1\"} 1000\n",
-        "muster_job_step_duration_seconds{job=\"job-1\"} 0.02", "name=\"tiny \\\"gpt\\\"\\\\\"",
-        "muster_job_restarts_total{job=\"job-1\"} 0\n", "muster_storage_writable 1\n",
-        "muster_engine_queue_length ", "muster_agent_streams 1\n",
+        "muster_job_step_duration_seconds{job=\"job-1\"} 0.02",
+        "name=\"tiny \\\"gpt\\\"\\\\\"",
+        "muster_job_restarts_total{job=\"job-1\"} 0\n",
+        "muster_storage_writable 1\n",
+        "muster_engine_queue_length ",
+        "muster_agent_streams 1\n",
         "# TYPE muster_heartbeats_total counter\n",
         "muster_rpc_requests_total{service=\"muster.v1.JobService\",method=\"SubmitJob\",code="
         "\"OK\"} 1\n",
         "muster_rpc_duration_seconds_bucket{service=\"muster.v1.JobService\",method=\"SubmitJob\","
         "le=\"+Inf\"} 1\n",
-        "process_cpu_seconds_total ", "process_resident_memory_bytes "}) {
+        "process_cpu_seconds_total ",
+        "process_resident_memory_bytes "}) {
     EXPECT_THAT(page, HasSubstr(line));
   }
   if (const char* path = std::getenv("MUSTER_WRITE_METRICS")) {

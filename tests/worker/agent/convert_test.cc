@@ -51,14 +51,21 @@ TEST(ConvertTest, HowATrainerEndedIsOneOfThree) {
 }
 
 TEST(ConvertTest, StepKeepsEveryDigitAndWhatIsAbsent) {
-  const v1::StepReport step =
-      Convert(StepMessage{.iteration = 9, .lm_loss = 1.0 / 3.0, .timers_ms = {{"optimizer", 1.5}}})
-          .step();
+  const v1::StepReport step = Convert(StepMessage{.iteration = 9,
+                                                  .lm_loss = 1.0 / 3.0,
+                                                  .num_zeros = 0,
+                                                  .params_norm = 2.0 / 3.0,
+                                                  .timers_ms = {{"optimizer", 1.5}}})
+                                  .step();
   EXPECT_EQ(step.lm_loss(), 1.0 / 3.0);
   EXPECT_FALSE(step.has_grad_norm());
+  EXPECT_TRUE(step.has_num_zeros());
+  EXPECT_EQ(step.params_norm(), 2.0 / 3.0);
   EXPECT_EQ(step.timers_ms().at("optimizer"), 1.5);
   const v1::StepReport bad = Convert(StepMessage{.loss_text = "nan"}).step();
   EXPECT_FALSE(bad.has_lm_loss());
+  EXPECT_FALSE(bad.has_num_zeros());
+  EXPECT_FALSE(bad.has_params_norm());
   EXPECT_EQ(bad.loss_text(), "nan");
 }
 
