@@ -4,7 +4,8 @@
 //
 //   slot 0  minus the highest gap-free directive held; the maximum is minus the minimum over
 //           ranks, so that all ranks hold what is agreed on
-//   slot 1  found_inf: 1 where a gradient is not finite
+//   slot 1  2 where a gradient is not finite (found_inf), 1 where the gradient norm is above the
+//           threshold from which on steps are skipped
 //   slot 2  something is wrong here: 1 where a result was rejected
 //   slot 3  exit wish: an ExitWish, the strongest over ranks wins
 #pragma once
@@ -26,6 +27,7 @@ enum class ExitWish : int64_t {
 struct StepVote {
   int64_t gap_free_directive = 0;  // DirectiveLog::gap_free_through()
   bool found_inf = false;
+  bool norm_too_large = false;  // optimizer.grad_norm_skip_threshold
   bool something_wrong = false;
   ExitWish exit_wish = ExitWish::kNone;
   bool operator==(const StepVote&) const = default;
@@ -35,6 +37,7 @@ struct StepVote {
 struct StepDecision {
   int64_t apply_directives_through = 0;  // minimum over ranks
   bool found_inf = false;                // any rank: skip the optimizer step
+  bool norm_too_large = false;           // any rank: the same, unless found_inf
   bool something_wrong = false;          // any rank: hold, rerun
   ExitWish exit_wish = ExitWish::kNone;  // strongest of any rank
   bool operator==(const StepDecision&) const = default;

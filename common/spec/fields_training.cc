@@ -105,6 +105,10 @@ Section TrainingFields() {
           {F(log_num_zeros_in_grad), Anything(), "", "Also log how many gradients are zero."},
           {F(iterations_to_skip), count, "iterations",
            "Iterations, counted from 1, whose batch is read but not trained on."},
+          {F(check_weight_hash_across_dp_replicas_interval), count, "iterations",
+           "Before training, and when the iteration is a multiple of this, compare the parameters "
+           "of all data parallel replicas by their SHA-1; a difference fails the job.",
+           "not set: they are not compared"},
           {F(num_threads), Between(1, 4096), "threads", "CPU threads of a trainer.",
            "cores of the node / its workers"},
       }};
@@ -148,6 +152,9 @@ Section OptimizerFields() {
           {F(muon_scalar_optimizer), OneOf({"adam"}), "",
            "Optimizer of the parameters that Muon leaves alone."},
           {F(clip_grad), positive_or_zero, "", "Largest global gradient norm; 0: no clipping."},
+          {F(grad_norm_skip_threshold), positive_or_zero, "",
+           "A step whose gradient norm, before clipping, is above this updates nothing.",
+           "not set: no step is skipped for it"},
           {F(decoupled_lr), positive_or_zero, "",
            "Learning rate of the embedding and the output layer.", "lr"},
           {F(decoupled_min_lr), positive_or_zero, "",

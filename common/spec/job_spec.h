@@ -139,6 +139,8 @@ struct TrainingSpec {
   bool log_params_norm = false;
   bool log_num_zeros_in_grad = false;
   std::vector<int64_t> iterations_to_skip;  // 1-based
+  // iterations; not set: the check does not run
+  std::optional<int64_t> check_weight_hash_across_dp_replicas_interval;
   std::optional<int64_t>
       num_threads;  // CPU threads of a trainer; default: cores of the node / its workers
 };
@@ -160,6 +162,7 @@ struct OptimizerSpec {
   std::string muon_tp_mode = "duplicated";
   std::string muon_scalar_optimizer = "adam";
   double clip_grad = 1.0;
+  std::optional<double> grad_norm_skip_threshold;  // not set: infinite
   std::optional<double> decoupled_lr, decoupled_min_lr;
   bool apply_wd_to_qk_layernorm = false;
 };

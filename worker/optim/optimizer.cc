@@ -131,6 +131,9 @@ absl::StatusOr<PreparedStep> Optimizer::PrepareStep(double loss_scale) {
         prepared.num_zeros,
         CountGradZeros(shards_, prepared.unscale * prepared.clip_coefficient, comms_.stats));
   }
+  prepared.norm_too_large = stats.norm > options_.grad_norm_skip_threshold;
+  // The same on all members of the groups that the rules talk to: they make up one norm.
+  if (prepared.norm_too_large) return prepared;
   for (size_t g = 0; g < groups_.size(); ++g) {
     RETURN_IF_ERROR(
         Annotate(RuleOf(groups_[g])
@@ -141,9 +144,10 @@ absl::StatusOr<PreparedStep> Optimizer::PrepareStep(double loss_scale) {
 }
 
 StepResult Optimizer::CommitStep(const PreparedStep& prepared) {
-  if (prepared.found_inf) {
+  if (prepared.found_inf || prepared.norm_too_large) {
     for (const ParamGroup& group : groups_) RuleOf(group).Discard();
-    return {};
+    if (prepared.found_inf) return {};
+    return {.grad_norm = prepared.grad_norm, .num_zeros = prepared.num_zeros};
   }
   for (size_t g = 0; g < groups_.size(); ++g) {
     ++groups_[g].step;

@@ -33,16 +33,17 @@ namespace muster {
 // Everything about a step that other ranks decide with. A value: a rank that missed it can be given
 // another's.
 struct PreparedStep {
-  bool found_inf = false;  // only with skip_non_finite: this replica must skip the step
-  double grad_norm = 0;    // before clipping, over the model-parallel group
-  double unscale = 1;      // 1 / loss scale
+  bool found_inf = false;       // only with skip_non_finite: this replica must skip the step
+  double grad_norm = 0;         // before clipping, over the model-parallel group
+  bool norm_too_large = false;  // above grad_norm_skip_threshold: no update, but norm and zeros
+  double unscale = 1;           // 1 / loss scale
   double clip_coefficient = 1;
   std::optional<int64_t> num_zeros;
 };
 
 struct StepResult {
-  bool success = false;  // false: skipped, nothing changed
-  std::optional<double> grad_norm;
+  bool success = false;             // false: skipped, nothing changed
+  std::optional<double> grad_norm;  // none with found_inf
   std::optional<int64_t> num_zeros;
 };
 
@@ -83,7 +84,7 @@ class Optimizer {
   // nothing. Errors: those of the collectives. `loss_scale` is the factor the loss was multiplied
   // with.
   absl::StatusOr<PreparedStep> PrepareStep(double loss_scale = 1.0);
-  // found_inf: skips. Cannot fail.
+  // found_inf or norm_too_large: skips. Cannot fail. A rank may be given another's flags.
   StepResult CommitStep(const PreparedStep& prepared);
   // After CommitStep: gives every rank the parameters that others own (layer-wise Muon, over dp_cp
   // and expert_dp; collective there). A no-op in all other forms: the distributed optimizer's

@@ -51,6 +51,8 @@ absl::StatusOr<OptimizerOptions> OptimizerOptions::FromSpec(const JobSpec& spec)
       .param_groups = {.apply_wd_to_qk_layernorm = spec.optimizer.apply_wd_to_qk_layernorm,
                        .decoupled_lr = spec.optimizer.decoupled_lr,
                        .decoupled_min_lr = spec.optimizer.decoupled_min_lr}};
+  if (spec.optimizer.grad_norm_skip_threshold.has_value())
+    options.grad_norm_skip_threshold = *spec.optimizer.grad_norm_skip_threshold;
   const std::string& name = spec.optimizer.optimizer;
   if (name == "sgd") options.kind = Kind::kSgd;
   if (name != "muon" && name != "dist_muon") return options;

@@ -1,6 +1,8 @@
 // What an optimizer is, and who it talks to; both follow from a job's spec.
 #pragma once
 
+#include <limits>
+
 #include "absl/status/statusor.h"
 #include "common/spec/job_spec.h"
 #include "worker/comm/communicator.h"
@@ -22,6 +24,8 @@ struct OptimizerOptions {
   bool layer_wise = false;
   double clip_grad = 1.0;  // 0: no clipping; the norm is computed all the same
   bool log_num_zeros_in_grad = false;
+  // A step whose norm, before clipping, is above it updates nothing (reference 7.3).
+  double grad_norm_skip_threshold = std::numeric_limits<double>::infinity();
   bool skip_non_finite = false;  // fp16: a step with a gradient that is not finite is skipped
   ParamGroupOptions param_groups;
 

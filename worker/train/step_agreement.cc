@@ -14,24 +14,21 @@ StepAgreement::StepAgreement(Communicator& world, TrainerHost& host, int64_t app
       log_(applied_through),
       votes_(at::zeros({4}, at::TensorOptions().dtype(at::kLong).device(device))) {}
 
-absl::StatusOr<AgreedStep> StepAgreement::Agree(bool found_inf, bool something_wrong,
-                                                ExitWish exit_wish) {
+absl::StatusOr<AgreedStep> StepAgreement::Agree(StepVote mine) {
   for (const Directive& directive : host_.TakeDirectives()) {
     if (absl::Status status = log_.Receive(directive); !status.ok()) {
       MUSTER_LOG(kError) << "directive refused: " << status.message();
     }
   }
-  AgreementVector vector = ToVector(StepVote{.gap_free_directive = log_.gap_free_through(),
-                                             .found_inf = found_inf,
-                                             .something_wrong = something_wrong,
-                                             .exit_wish = exit_wish});
+  mine.gap_free_directive = log_.gap_free_through();
+  AgreementVector vector = ToVector(mine);
   // A world of one reduces too: an abort must end its attempt as well.
-  at::Tensor mine = at::from_blob(vector.data(), {4}, at::kLong);
-  votes_.copy_(mine);
+  at::Tensor host_votes = at::from_blob(vector.data(), {4}, at::kLong);
+  votes_.copy_(host_votes);
   if (absl::Status status = world_.AllReduce(votes_, ReduceOp::kMax)->Wait(); !status.ok()) {
     return Annotate(status, "the step's agreement");
   }
-  mine.copy_(votes_);
+  host_votes.copy_(votes_);
   AgreedStep step;
   step.decision = FromReduced(vector);
   step.directives = log_.Apply(step.decision.apply_directives_through);

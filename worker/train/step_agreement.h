@@ -26,8 +26,9 @@ class StepAgreement {
   // `applied_through`: directives up to this number were applied before the assignment.
   StepAgreement(Communicator& world, TrainerHost& host, int64_t applied_through, at::Device device);
 
-  // One MAX all-reduce of four int64 over the world. Fails as the collective does.
-  absl::StatusOr<AgreedStep> Agree(bool found_inf, bool something_wrong, ExitWish exit_wish);
+  // One MAX all-reduce of four int64 over the world. Fails as the collective does. `mine`: what
+  // this rank says; its directives are filled in here.
+  absl::StatusOr<AgreedStep> Agree(StepVote mine);
 
   int64_t applied_through() const { return log_.applied_through(); }
 

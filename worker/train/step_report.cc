@@ -28,6 +28,8 @@ StepMessage MakeStepMessage(const JobState& state, const TrainStepResult& step,
     message.loss_text = absl::StrCat(loss);
   }
   message.grad_norm = step.grad_norm;
+  message.num_zeros = step.num_zeros;
+  message.params_norm = step.params_norm;
   message.learning_rate = state.optimizer->logged_lr();
   message.loss_scale = step.loss_scale;
   message.skipped = step.skipped;
@@ -49,7 +51,7 @@ StepMessage MakeStepMessage(const JobState& state, const TrainStepResult& step,
 }
 
 std::string TrainingLog::Add(const StepMessage& step, const std::map<std::string, double>& losses,
-                             int64_t train_iters, const LoggedValues& values) {
+                             int64_t train_iters) {
   step.skipped ? ++skipped_ : ++advanced_;
   if (step.skipped && !step.lm_loss.has_value()) ++nan_;
   elapsed_ms_ += step.elapsed_ms;
@@ -75,10 +77,9 @@ std::string TrainingLog::Add(const StepMessage& step, const std::map<std::string
   absl::StrAppendFormat(&line, " loss scale: %.1f |", step.loss_scale);
   if (step.grad_norm.has_value())
     absl::StrAppendFormat(&line, " grad norm: %.3f |", *step.grad_norm);
-  if (values.num_zeros.has_value())
-    absl::StrAppendFormat(&line, " num zeros: %d |", *values.num_zeros);
-  if (values.params_norm.has_value())
-    absl::StrAppendFormat(&line, " params norm: %.3f |", *values.params_norm);
+  if (step.num_zeros.has_value()) absl::StrAppendFormat(&line, " num zeros: %d |", *step.num_zeros);
+  if (step.params_norm.has_value())
+    absl::StrAppendFormat(&line, " params norm: %.3f |", *step.params_norm);
   absl::StrAppendFormat(&line,
                         " number of skipped iterations: %3d | number of nan iterations: %3d |",
                         skipped_, nan_);

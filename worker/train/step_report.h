@@ -19,12 +19,6 @@ StepMessage MakeStepMessage(const JobState& state, const TrainStepResult& step,
 // The loss that stands for the job: "lm loss", or the first key.
 double MainLoss(const std::map<std::string, double>& losses);
 
-// What the line shows beside the message.
-struct LoggedValues {
-  std::optional<int64_t> num_zeros;   // training.log_num_zeros_in_grad
-  std::optional<double> params_norm;  // training.log_params_norm
-};
-
 // One line for people. Averages are over the iterations since the last line.
 class TrainingLog {
  public:
@@ -32,7 +26,7 @@ class TrainingLog {
   // Returns the line to print after this step, or "". The first iteration of the process is printed
   // too.
   std::string Add(const StepMessage& step, const std::map<std::string, double>& losses,
-                  int64_t train_iters, const LoggedValues& values = {});
+                  int64_t train_iters);
 
  private:
   const int64_t log_interval_;

@@ -97,11 +97,15 @@ absl::StatusOr<TrainStepResult> TrainStep(JobState& state, const DataIterators& 
     Timers::Scope timer(timers, "agreement");
     const Rejection rejected = RejectedResult(state, passes);
     const bool wrong = rejected.of != Rejection::Of::kNothing;
-    ASSIGN_OR_RETURN(AgreedStep agreed, agreement.Agree(prepared.found_inf, wrong, wish));
+    ASSIGN_OR_RETURN(AgreedStep agreed, agreement.Agree({.found_inf = prepared.found_inf,
+                                                         .norm_too_large = prepared.norm_too_large,
+                                                         .something_wrong = wrong,
+                                                         .exit_wish = wish}));
     if (agreed.decision.something_wrong) return RejectedStep(state, rejected);
     out.decision = agreed.decision;
     out.directives = std::move(agreed.directives);
     prepared.found_inf = agreed.decision.found_inf;
+    prepared.norm_too_large = agreed.decision.norm_too_large;
   }
   {
     Timers::Scope timer(timers, "optimizer");

@@ -19,8 +19,10 @@ namespace muster {
 struct TrainStepResult {
   std::map<std::string, double>
       losses;  // last stage only: reduced over dp_cp; "lm loss" and whatever else is reported
-  bool skipped = false;  // found_inf: parameters unchanged; the samples are consumed all the same
-  std::optional<double> grad_norm;
+  // found_inf, or a norm above optimizer.grad_norm_skip_threshold: parameters unchanged; the
+  // samples are consumed all the same.
+  bool skipped = false;
+  std::optional<double> grad_norm;  // none with found_inf
   std::optional<int64_t> num_zeros;
   std::optional<double> params_norm;  // with training.log_params_norm, after the update
   BatchSizes batch;                   // that this step used

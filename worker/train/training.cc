@@ -13,15 +13,14 @@
 #include "worker/train/checkpointing.h"
 #include "worker/train/evaluate.h"
 #include "worker/train/job_data.h"
+#include "worker/train/job_saver.h"
 #include "worker/train/job_state.h"
+#include "worker/train/replica_check.h"
 #include "worker/train/step_report.h"
 #include "worker/train/train_step.h"
 
 namespace muster {
 namespace {
-
-constexpr int kFinalSaveTries = 3;
-constexpr int64_t kMaxSaveRetryGap = 64;  // iterations
 
 // The loop of Megatron's pretrain() and train() (reference 12.1, 12.2); its steps stand in files of
 // their own.
@@ -33,6 +32,7 @@ class Training {
         data_(std::move(data)),
         agreement_(*options.world, options.host, options.directives_through, options.device),
         timers_(&options.clock),
+        saver_(*state_, options.host, options.clock, options.epoch),
         log_(state_->spec.training.log_interval),
         eval_options_(EvalScheduleOptionsOf(state_->spec)),
         exit_options_(ExitOptionsOf(state_->spec)) {
@@ -73,6 +73,7 @@ class Training {
     ASSIGN_OR_RETURN(const DataIterators data, data_.TrainIterators(*state_));
     // The first forward pass reads the parameters as they are here (reference 12.2).
     if (GathersBehindForward()) RETURN_IF_ERROR(ddp().DisableForwardPreHook(/*param_sync=*/false));
+    if (replica_check_interval().has_value()) RETURN_IF_ERROR(CheckReplicas(*state_));
     if (EvaluateAtStart(eval_options_, Iteration()).evaluate)
       RETURN_IF_ERROR(EvaluateAndReport("valid", false));
     Phase("training");
@@ -82,7 +83,7 @@ class Training {
       const BatchSizes batch = state_->microbatches->Sizes(state_->progress.consumed_train_samples);
       if (num_microbatches.has_value() && batch.num_microbatches != *num_microbatches &&
           exit_options_.can_save) {
-        RETURN_IF_ERROR(SaveAndReport("the batch size grows"));
+        RETURN_IF_ERROR(Save("the batch size grows"));
       }
       num_microbatches = batch.num_microbatches;
       if (IsToBeSkipped(Iteration() + 1)) {
@@ -134,18 +135,16 @@ class Training {
     if (EvaluateAfterStep(eval_options_, Iteration(), evaluation_requested).evaluate) {
       RETURN_IF_ERROR(EvaluateAndReport("valid", /*final=*/false));
     }
+    if (replica_check_interval().has_value() && Iteration() % *replica_check_interval() == 0)
+      RETURN_IF_ERROR(CheckReplicas(*state_));
     const ExitDecision decision = DecideExit(exit_options_, inputs);
     if (decision.exit) {
       left_early_ = true;
       result_.reason = decision.reason;
       return decision.save ? SaveForGood() : absl::OkStatus();
     }
-    const bool retry = retry_save_at_.has_value() && Iteration() >= *retry_save_at_;
-    if (decision.save || retry) {
-      return SaveAndReport(decision.save ? decision.reason
-                                         : std::string("again, after a failed save"));
-    }
-    return absl::OkStatus();
+    if (decision.save) return Save(decision.reason);
+    return saver_.RetryIsDue() ? Save("again, after a failed save") : absl::OkStatus();
   }
 
   ExitWish Wish() {
@@ -164,6 +163,9 @@ class Training {
     return std::find(skip.begin(), skip.end(), iteration) != skip.end();
   }
 
+  const std::optional<int64_t>& replica_check_interval() const {
+    return state_->spec.training.check_weight_hash_across_dp_replicas_interval;
+  }
   DistributedDataParallel& ddp() { return *state_->ddp; }
   // Forward pre-hooks are on: a forward pass gathers the parameters that it is about to read.
   bool GathersBehindForward() { return state_->ddp != nullptr && ddp().forward_pre_hook_enabled(); }
@@ -189,9 +191,7 @@ class Training {
     if (!reports_) return;
     StepMessage message = MakeStepMessage(*state_, step, elapsed, options_.epoch,
                                           agreement_.applied_through(), std::move(timers_ms));
-    const std::string line =
-        log_.Add(message, step.losses, state_->train_iters,
-                 {.num_zeros = step.num_zeros, .params_norm = step.params_norm});
+    const std::string line = log_.Add(message, step.losses, state_->train_iters);
     if (!line.empty()) {
       MUSTER_LOG(kInfo) << line;
     }
@@ -222,68 +222,22 @@ class Training {
     return absl::OkStatus();
   }
 
-  // A failed save is reported and tried again some iterations later; training goes on. An error
-  // here is of a collective.
-  absl::Status SaveAndReport(const std::string& reason) {
-    const absl::Status saved = Save(reason);
-    if (saved.ok()) {
-      retry_save_at_.reset();
-      retry_gap_ = 1;
-      return absl::OkStatus();
-    }
-    retry_save_at_ = Iteration() + retry_gap_;
-    retry_gap_ = std::min(retry_gap_ * 2, kMaxSaveRetryGap);
-    return WorldIsDead(saved) ? saved : absl::OkStatus();
-  }
-
-  // The last save of a run: tried a few times, and a run that cannot save says so with its exit
-  // code.
-  absl::Status SaveForGood() {
-    absl::Status saved;
-    for (int i = 0; i < kFinalSaveTries; ++i) {
-      saved = Save(result_.reason.empty() ? "the end of training" : result_.reason);
-      if (saved.ok()) return saved;
-      if (WorldIsDead(saved)) return saved;
-    }
-    result_.exit_code = 1;
-    result_.reason = absl::StrCat(
-        result_.reason.empty() ? "trained to the end" : result_.reason,
-        ", but the last checkpoint could not be saved: ", std::string(saved.message()));
-    return absl::OkStatus();
-  }
-
   absl::Status Save(const std::string& reason) {
     PauseInterval pause(*this, "saving");
-    const absl::Duration start = options_.clock.Steady();
-    if (GathersBehindForward())
-      RETURN_IF_ERROR(Annotate(ddp().SyncParams(), "gathering parameters to save them"));
-    absl::StatusOr<SavedCheckpoint> saved = SaveJob(*state_, options_.epoch);
-    if (options_.world->rank() == 0) {
-      const double elapsed_ms = absl::ToDoubleMilliseconds(options_.clock.Steady() - start);
-      CheckpointMessage message{.epoch = options_.epoch,
-                                .iteration = Iteration(),
-                                .ok = saved.ok(),
-                                .elapsed_ms = elapsed_ms};
-      if (saved.ok()) {
-        message.path = saved->path;
-        MUSTER_LOG(kInfo) << "saved " << saved->path << " in " << elapsed_ms << " ms (" << reason
-                          << ")";
-        for (const std::string& note : saved->notes) Event("checkpoint", note);
-      } else {
-        message.path = *state_->spec.checkpoint.save;
-        message.error = std::string(saved.status().message());
-        MUSTER_LOG(kError) << "save failed: " << message.error;
-      }
-      options_.host.Send(std::move(message));
-    }
-    return saved.status();
+    return saver_.Save(reason);
   }
 
-  // A group that failed or was aborted cannot carry another save; a disk that is full can be tried
-  // again.
-  static bool WorldIsDead(const absl::Status& status) {
-    return absl::IsAborted(status) || absl::IsUnavailable(status) ||
-           absl::IsDeadlineExceeded(status);
+  // A run that cannot save at its end says so with its exit code.
+  absl::Status SaveForGood() {
+    PauseInterval pause(*this, "saving");
+    ASSIGN_OR_RETURN(
+        const std::optional<std::string> failure,
+        saver_.SaveForGood(result_.reason.empty() ? "the end of training" : result_.reason));
+    if (!failure.has_value()) return absl::OkStatus();
+    result_.exit_code = 1;
+    result_.reason = absl::StrCat(result_.reason.empty() ? "trained to the end" : result_.reason,
+                                  ", but the last checkpoint could not be saved: ", *failure);
+    return absl::OkStatus();
   }
 
   void Phase(const char* phase) {
@@ -316,13 +270,12 @@ class Training {
   const JobData data_;
   StepAgreement agreement_;
   Timers timers_;
+  JobSaver saver_;
   TrainingLog log_;
   EvalScheduleOptions eval_options_;
   const ExitOptions exit_options_;
   bool reports_ = false;  // this rank holds the reduced loss and speaks for the job
   bool left_early_ = false;
-  std::optional<int64_t> retry_save_at_;
-  int64_t retry_gap_ = 1;
   TrainingResult result_;
 };
 

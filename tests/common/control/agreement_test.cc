@@ -34,7 +34,17 @@ TEST(AgreementTest, OneRankIsEnoughForAFlag) {
   EXPECT_TRUE(decision.found_inf);
   EXPECT_TRUE(decision.something_wrong);
   EXPECT_EQ(decision.exit_wish, ExitWish::kSignal);
+  EXPECT_FALSE(decision.norm_too_large);
   EXPECT_EQ(Agree({{}, {}}), StepDecision{});
+}
+
+TEST(AgreementTest, OneRankIsEnoughToSkipForTheNormAndFoundInfIsStronger) {
+  const StepDecision skipped = Agree({{}, {.norm_too_large = true}});
+  EXPECT_TRUE(skipped.norm_too_large);
+  EXPECT_FALSE(skipped.found_inf);
+  const StepDecision both = Agree({{.norm_too_large = true}, {.found_inf = true}});
+  EXPECT_FALSE(both.norm_too_large);
+  EXPECT_TRUE(both.found_inf);
 }
 
 // N ranks step together; a coordinator sends directives to each over a network that delays,

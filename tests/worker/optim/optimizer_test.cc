@@ -101,6 +101,36 @@ TEST_F(OptimizerTest, NonFiniteGradientSkipsTheStepOnlyWhereAsked) {
   EXPECT_TRUE(Step(*fp32, 0.1, 0.0).success);
 }
 
+TEST_F(OptimizerTest, NormAboveTheThresholdSkipsTheStepAndIsReported) {
+  const ParameterPtr p = Add("p", at::ones({3}), at::tensor({3.0f, 4.0f, 0.0f}));
+  auto optimizer = Make({.log_num_zeros_in_grad = true, .grad_norm_skip_threshold = 4.5});
+  const StepResult skipped = Step(*optimizer, 0.1, 0.0);
+  EXPECT_FALSE(skipped.success);
+  EXPECT_DOUBLE_EQ(*skipped.grad_norm, 5.0);
+  EXPECT_EQ(skipped.num_zeros, 1);
+  EXPECT_EQ(optimizer->GroupStates()[0].step, 0);
+  EXPECT_TRUE(at::equal(p->data, at::ones({3})));
+  for (const OptimizerStateTensor& state : optimizer->StateTensors())
+    EXPECT_TRUE(at::equal(state.tensor, at::zeros({3}))) << state.kind;
+
+  // At the threshold it is updated; the norm is of unscaled gradients.
+  auto at_threshold = Make({.grad_norm_skip_threshold = 5.0});
+  EXPECT_TRUE(Step(*at_threshold, 0.1, 0.0).success);
+  auto scaled = Make({.grad_norm_skip_threshold = 4.5});
+  EXPECT_TRUE(Step(*scaled, 0.1, 0.0, /*loss_scale=*/2).success);
+}
+
+// A rank skips for another's norm, too.
+TEST_F(OptimizerTest, FlagOfAnotherRankSkipsTheStep) {
+  const ParameterPtr p = Add("p", at::ones({2}), at::ones({2}));
+  auto optimizer = Make({});
+  auto prepared = optimizer->PrepareStep();
+  ASSERT_TRUE(prepared.ok());
+  prepared->norm_too_large = true;
+  EXPECT_FALSE(optimizer->CommitStep(*prepared).success);
+  EXPECT_TRUE(at::equal(p->data, at::ones({2})));
+}
+
 TEST_F(OptimizerTest, ZerosAreCountedAndSharedCopiesLeftOut) {
   Add("a", at::ones({4}), at::tensor({0.0f, 1.0f, 0.0f, 2.0f}));
   Add("tied copy", at::ones({2}), at::tensor({0.0f, 100.0f}))->shared = true;

@@ -126,7 +126,10 @@ TEST(CheckpointJsonTest, DamageIsAnErrorThatNamesTheField) {
 
 TEST(TrainingLogTest, ShowsZerosAndTheParametersNormWhereTheyAreKnown) {
   TrainingLog log(1);
-  EXPECT_THAT(log.Add(Step(1, 4), {{"lm loss", 4}}, 9, {.num_zeros = 12, .params_norm = 2.5}),
+  StepMessage step = Step(1, 4);
+  step.num_zeros = 12;
+  step.params_norm = 2.5;
+  EXPECT_THAT(log.Add(step, {{"lm loss", 4}}, 9),
               HasSubstr(" grad norm: 0.500 | num zeros: 12 | params norm: 2.500 |"));
 }
 

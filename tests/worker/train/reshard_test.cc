@@ -8,10 +8,8 @@
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
-#include "common/ckpt/verify.h"
 #include "tests/worker/train/train_test_util.h"
-#include "worker/checkpoint/shard_reader.h"
-#include "worker/checkpoint/tensor_slice.h"
+#include "tests/worker/train/whole_tensors.h"
 
 namespace muster {
 namespace {
@@ -66,22 +64,6 @@ std::vector<std::string> SettingsOf(const std::string& layout) {
   std::vector<std::string> all = settings;
   all.push_back(absl::StrCat("model.make_vocab_size_divisible_by=", 8 / tp));
   return all;
-}
-
-// Every tensor of a checkpoint, whole.
-std::map<std::string, at::Tensor> WholeTensors(const std::string& folder) {
-  const auto manifest = ReadManifest(folder);
-  EXPECT_TRUE(manifest.ok()) << manifest.status();
-  ShardReader reader(folder, *manifest);
-  std::map<std::string, at::Tensor> tensors;
-  for (const auto& [name, saved] : manifest->content.tensors) {
-    NamedTensor whole{.name = name,
-                      .data = at::empty(saved.global_shape, ScalarTypeOf(saved.dtype))};
-    const absl::Status filled = reader.Fill(whole);
-    EXPECT_TRUE(filled.ok()) << filled;
-    tensors[name] = whole.data;
-  }
-  return tensors;
 }
 
 class ReshardTest : public testing::TestWithParam<std::pair<const char*, const char*>> {

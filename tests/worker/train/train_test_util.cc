@@ -73,6 +73,23 @@ class NanForwardStep final : public ForwardStep {
   int64_t microbatch_ = 0;
 };
 
+// GPT's forward step, which spoils its chunk's last parameter at one microbatch.
+class DriftForwardStep final : public ForwardStep {
+ public:
+  explicit DriftForwardStep(int64_t at_microbatch) : at_microbatch_(at_microbatch) {}
+  absl::StatusOr<ForwardStepResult> Run(DataIterator& data, ModelChunk& model,
+                                        const at::Tensor& input) override {
+    if (++microbatch_ == at_microbatch_)
+      model.parameters().back()->data.detach().view(-1).narrow(0, 0, 1).add_(0.125);
+    return gpt_.Run(data, model, input);
+  }
+
+ private:
+  GptForwardStep gpt_;
+  const int64_t at_microbatch_;
+  int64_t microbatch_ = 0;
+};
+
 // Data with fewer samples than the run needs.
 class ShortDatasetProvider final : public DatasetProvider {
  public:
@@ -170,6 +187,8 @@ std::vector<RankRun> RunJob(const std::string& spec_json, const RunOptions& opti
       RegisterBuiltinProviders(providers);
       const int64_t nan_at = rank == options.nan_rank ? options.nan_microbatch : 0;
       EXPECT_TRUE(providers.AddForwardStep("nan", std::make_shared<NanForwardStep>(nan_at)).ok());
+      EXPECT_TRUE(
+          providers.AddForwardStep("drift", std::make_shared<DriftForwardStep>(nan_at)).ok());
       EXPECT_TRUE(
           providers
               .AddDatasetProvider("short", std::make_shared<ShortDatasetProvider>(
