@@ -70,11 +70,11 @@ TEST(GatherTest, EvaluationAndCheckpointsGatherFirstAndTheHooksComeBackBehindABa
 TEST(GatherTest, SkippedStepsPushTheFirstGather) {
   TrainTestRoot root;
   std::vector<StepMessage> steps;
-  const std::string trace = Trace(
-      root,
-      {"training.train_iters=12", "training.fp16=true", "training.initial_loss_scale=524288",
-       "training.hysteresis=1", "parallel.overlap_param_gather=true"},
-      &steps);
+  const std::string trace =
+      Trace(root,
+            {"training.train_iters=12", "training.fp16=true", "training.initial_loss_scale=524288",
+             "training.hysteresis=1", "parallel.overlap_param_gather=true"},
+            &steps);
   ASSERT_THAT(steps, SizeIs(12));
   std::string expected;
   bool hooks = false;
