@@ -54,11 +54,6 @@ void ExpectNear(double a, double b, double bound, const std::string& what) {
 
 }  // namespace
 
-Settings operator+(Settings a, const Settings& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
 Bounds Fp64Bounds() { return {.loss = 1e-10, .grad_norm = 1e-10, .weight = 1e-10}; }
 Bounds Fp32Bounds() { return {.loss = 1e-5, .grad_norm = 1e-5, .weight = 10 * 0.01 * 0.002}; }
 

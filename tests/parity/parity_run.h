@@ -14,9 +14,6 @@
 
 namespace muster {
 
-using Settings = std::vector<std::string>;  // "section.field=value", as --set takes them
-Settings operator+(Settings a, const Settings& b);
-
 // What a run produced.
 struct Curve {
   std::vector<StepMessage> steps;

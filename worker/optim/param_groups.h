@@ -44,7 +44,7 @@ struct GroupIdentity {
 struct ParamGroup {
   GroupIdentity identity;
   bool default_config = true;        // no lr override: its lr is the one that is logged
-  std::vector<ParameterPtr> params;  // of this rank, owned or not; none: a stub
+  std::vector<ParameterPtr> params;  // of this rank, owned or not; empty: only others have some
   // Of the coming step; written by the schedule (Optimizer::SetGroupLr).
   double lr = 0, weight_decay = 0;
   int64_t step = 0;  // updates made

@@ -15,12 +15,6 @@ namespace {
 using testing::HasSubstr;
 using testing::SizeIs;
 
-std::vector<std::string> With(std::vector<std::string> settings,
-                              const std::vector<std::string>& more) {
-  settings.insert(settings.end(), more.begin(), more.end());
-  return settings;
-}
-
 // A scale at which nothing overflows.
 const std::vector<std::string> kCalm = {"training.fp16=true", "training.initial_loss_scale=1024"};
 // Every case below that overflows does so because 2^32, the default, is far too much.
@@ -29,18 +23,6 @@ const std::vector<std::string> kOverflowing = {"training.fp16=true",
 
 // Forward steps other than GPT's come from a plugin; the test registers its own.
 constexpr char kPlugin[] = "plugin=/opt/muster/plugins/none.so";
-
-std::vector<double> Scales(const std::vector<StepMessage>& steps) {
-  std::vector<double> scales;
-  for (const StepMessage& step : steps) scales.push_back(step.loss_scale);
-  return scales;
-}
-
-std::vector<bool> Skipped(const std::vector<StepMessage>& steps) {
-  std::vector<bool> skipped;
-  for (const StepMessage& step : steps) skipped.push_back(step.skipped);
-  return skipped;
-}
 
 int64_t NumSkippedAtStart(const std::vector<StepMessage>& steps) {
   int64_t count = 0;

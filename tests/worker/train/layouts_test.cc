@@ -13,12 +13,6 @@ using testing::AllOf;
 using testing::HasSubstr;
 using testing::SizeIs;
 
-std::vector<std::string> With(std::vector<std::string> settings,
-                              const std::vector<std::string>& more) {
-  settings.insert(settings.end(), more.begin(), more.end());
-  return settings;
-}
-
 struct Layout {
   int world = 1, tp = 1, pp = 1;
   std::vector<std::string> more;

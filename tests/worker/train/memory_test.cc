@@ -14,8 +14,6 @@
 namespace muster {
 namespace {
 
-using Settings = std::vector<std::string>;
-
 // Large enough that activations, parameters and logits all count.
 Settings Model(const Settings& more) {
   Settings all = {"model.num_layers=4",           "model.hidden_size=128",
@@ -59,11 +57,6 @@ const Settings kLlama = {"model.position_embedding_type=rope", "model.normalizat
                          "model.swiglu=true", "model.add_bias_linear=false",
                          "model.num_query_groups=2"};
 const Settings kDropout = {"model.attention_dropout=0.1", "model.hidden_dropout=0.1"};
-
-Settings operator+(Settings a, const Settings& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
 
 TEST(MemoryTest, OneRankOfEachPrecision) {
   ExpectPlanned("fp32", {});

@@ -12,12 +12,6 @@ namespace {
 
 using testing::SizeIs;
 
-std::vector<std::string> With(std::vector<std::string> settings,
-                              const std::vector<std::string>& more) {
-  settings.insert(settings.end(), more.begin(), more.end());
-  return settings;
-}
-
 std::vector<std::string> SaveAndLoad(const std::string& folder) {
   return {absl::StrCat("checkpoint.save=", folder), absl::StrCat("checkpoint.load=", folder),
           "checkpoint.save_interval=1000"};

@@ -16,12 +16,6 @@ namespace {
 
 using testing::SizeIs;
 
-std::vector<std::string> With(std::vector<std::string> settings,
-                              const std::vector<std::string>& more) {
-  settings.insert(settings.end(), more.begin(), more.end());
-  return settings;
-}
-
 const std::vector<std::string> kLogged = {"training.log_params_norm=true",
                                           "training.log_num_zeros_in_grad=true"};
 

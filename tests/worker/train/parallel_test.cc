@@ -17,12 +17,6 @@ struct Case {
   double tolerance;
 };
 
-std::vector<std::string> With(std::vector<std::string> settings,
-                              const std::vector<std::string>& more) {
-  settings.insert(settings.end(), more.begin(), more.end());
-  return settings;
-}
-
 TEST(ParallelTest, DataParallelRanksEqualOneRank) {
   TrainTestRoot root;
   const std::vector<Case> cases = {

@@ -10,12 +10,6 @@
 namespace muster {
 namespace {
 
-std::vector<std::string> With(std::vector<std::string> settings,
-                              const std::vector<std::string>& more) {
-  settings.insert(settings.end(), more.begin(), more.end());
-  return settings;
-}
-
 // Some passes recompute all of their layers, others as the spec says: tensor-parallel ranks agree
 // on which.
 TEST(RecomputeTrainingTest, PartialCheckpointsLeaveTheCurve) {

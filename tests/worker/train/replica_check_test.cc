@@ -16,12 +16,6 @@ using testing::HasSubstr;
 using testing::Not;
 using testing::SizeIs;
 
-std::vector<std::string> With(std::vector<std::string> settings,
-                              const std::vector<std::string>& more) {
-  settings.insert(settings.end(), more.begin(), more.end());
-  return settings;
-}
-
 std::string Every(int iterations) {
   return absl::StrCat("training.check_weight_hash_across_dp_replicas_interval=", iterations);
 }

@@ -19,12 +19,6 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::SizeIs;
 
-std::vector<std::string> With(std::vector<std::string> settings,
-                              const std::vector<std::string>& more) {
-  settings.insert(settings.end(), more.begin(), more.end());
-  return settings;
-}
-
 // Settings that save under root/folder, only when told to or at the end, and load from there.
 std::vector<std::string> SaveAndLoad(const TrainTestRoot& root, const std::string& folder) {
   return {absl::StrCat("checkpoint.save=", root / folder),

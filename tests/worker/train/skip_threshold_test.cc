@@ -14,12 +14,6 @@ using testing::IsEmpty;
 using testing::Not;
 using testing::SizeIs;
 
-std::vector<std::string> With(std::vector<std::string> settings,
-                              const std::vector<std::string>& more) {
-  settings.insert(settings.end(), more.begin(), more.end());
-  return settings;
-}
-
 const std::vector<std::vector<std::string>> kLayouts = {
     {"resources.world_size=1"},
     {"resources.world_size=2"},

@@ -21,25 +21,6 @@ namespace muster {
 namespace {
 
 using testing::SizeIs;
-using Settings = std::vector<std::string>;
-
-Settings operator+(Settings a, const Settings& b) {
-  a.insert(a.end(), b.begin(), b.end());
-  return a;
-}
-
-std::vector<double> Scales(const std::vector<StepMessage>& steps) {
-  std::vector<double> scales;
-  for (const StepMessage& step : steps) scales.push_back(step.loss_scale);
-  return scales;
-}
-
-std::vector<bool> Skipped(const std::vector<StepMessage>& steps) {
-  std::vector<bool> skipped;
-  for (const StepMessage& step : steps) skipped.push_back(step.skipped);
-  return skipped;
-}
-
 class TrainGpuTest : public ::testing::Test {
  protected:
   void SetUp() override {

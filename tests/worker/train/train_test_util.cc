@@ -128,6 +128,11 @@ class ShortDatasetProvider final : public DatasetProvider {
 
 }  // namespace
 
+Settings With(Settings settings, const Settings& more) {
+  settings.insert(settings.end(), more.begin(), more.end());
+  return settings;
+}
+
 TrainTestRoot::TrainTestRoot() {
   std::string name = testing::TempDir() + "/muster_train_XXXXXX";
   path_ = mkdtemp(name.data());
@@ -249,6 +254,18 @@ std::vector<double> GradNorms(const std::vector<StepMessage>& steps) {
   std::vector<double> norms;
   for (const StepMessage& step : steps) norms.push_back(step.grad_norm.value_or(std::nan("")));
   return norms;
+}
+
+std::vector<double> Scales(const std::vector<StepMessage>& steps) {
+  std::vector<double> scales;
+  for (const StepMessage& step : steps) scales.push_back(step.loss_scale);
+  return scales;
+}
+
+std::vector<bool> Skipped(const std::vector<StepMessage>& steps) {
+  std::vector<bool> skipped;
+  for (const StepMessage& step : steps) skipped.push_back(step.skipped);
+  return skipped;
 }
 
 void ExpectSameCurve(const std::vector<StepMessage>& a, const std::vector<StepMessage>& b,

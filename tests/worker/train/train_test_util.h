@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -20,6 +21,11 @@
 namespace muster {
 
 class Communicator;
+
+using Settings = std::vector<std::string>;  // "section.field=value", as --set takes them
+// The later ones win.
+Settings With(Settings settings, const Settings& more);
+inline Settings operator+(Settings a, const Settings& b) { return With(std::move(a), b); }
 
 // A temporary folder with a small data set of bytes ("data": counting sequences of uneven length,
 // easy to learn) and room for checkpoints; removed at the end.
@@ -109,6 +115,8 @@ std::vector<StepMessage> Train(const std::string& spec_json, const RunOptions& o
 
 std::vector<double> Losses(const std::vector<StepMessage>& steps);
 std::vector<double> GradNorms(const std::vector<StepMessage>& steps);
+std::vector<double> Scales(const std::vector<StepMessage>& steps);
+std::vector<bool> Skipped(const std::vector<StepMessage>& steps);
 // |a - b| <= tolerance * max(1, |b|), of losses and gradient norms.
 void ExpectSameCurve(const std::vector<StepMessage>& a, const std::vector<StepMessage>& b,
                      double tolerance);
