@@ -39,13 +39,15 @@ COMMON = BASE + PURE1 + RUNTIME + FILES
 RULES |= {
     "worker/comm": (COMMON, TENSOR + ["gloo", "nccl"]),
     "worker/parallel": (COMMON + ["worker/comm"], TENSOR),
-    "worker/model": (COMMON + ["worker/comm", "worker/parallel", "worker/data"], TENSOR),
-    "worker/cuda": (COMMON + ["worker/comm", "worker/parallel", "worker/model"], TENSOR),
+    "worker/ops": (COMMON + ["worker/comm"], TENSOR),
+    "worker/moe": (COMMON + ["worker/comm", "worker/parallel", "worker/ops"], TENSOR),
+    "worker/model": (COMMON + ["worker/comm", "worker/parallel", "worker/ops", "worker/moe", "worker/data"], TENSOR),
+    "worker/cuda": (COMMON + ["worker/comm", "worker/parallel", "worker/ops", "worker/model"], TENSOR),
     "worker/optim": (COMMON + ["worker/comm", "worker/parallel"], TENSOR),
     "worker/data": (COMMON + ["worker/comm", "worker/parallel"], TENSOR),
-    "worker/provider": (COMMON + ["worker/comm", "worker/parallel", "worker/data", "worker/model"], TENSOR),
+    "worker/provider": (COMMON + ["worker/comm", "worker/parallel", "worker/ops", "worker/data", "worker/model"], TENSOR),
     "worker/checkpoint": (COMMON + ["worker/comm", "worker/parallel"], TENSOR + ["json"]),
-    "worker/train": (COMMON + ["worker/comm", "worker/parallel", "worker/model", "worker/cuda", "worker/optim", "worker/data",
+    "worker/train": (COMMON + ["worker/comm", "worker/parallel", "worker/ops", "worker/moe", "worker/model", "worker/cuda", "worker/optim", "worker/data",
                                "worker/provider", "worker/checkpoint"], TENSOR + ["json"]),
 }
 # Outside headers that only some folders may see; what matches none of these is open to all.

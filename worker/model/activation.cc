@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "worker/model/autograd_op.h"
+#include "worker/ops/autograd_op.h"
 #include "worker/model/device_row_ops.h"
 #include "worker/model/linear.h"
 #include "worker/model/row_ops.h"

@@ -5,7 +5,7 @@
 
 #include <ATen/ATen.h>
 
-#include "worker/model/autograd_op.h"
+#include "worker/ops/autograd_op.h"
 #include "worker/model/blocked_attention.h"
 #include "worker/model/device_attention.h"
 

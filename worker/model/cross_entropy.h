@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "worker/model/mappings.h"
+#include "worker/ops/mappings.h"
 #include "worker/model/row_ops.h"
 
 namespace muster {

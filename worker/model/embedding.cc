@@ -5,7 +5,7 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "worker/model/autograd_op.h"
+#include "worker/ops/autograd_op.h"
 #include "worker/model/norm.h"
 
 namespace muster {

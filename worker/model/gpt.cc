@@ -30,6 +30,33 @@ TensorParallel TensorParallelOf(const ModelBuildContext& context) {
           .sequence_parallel = context.spec.parallel.sequence_parallel};
 }
 
+// Null for a group that the rank is alone in.
+Communicator* PeersOf(const ModelBuildContext& context, const char* group) {
+  Communicator& comm = context.parallel.Group(group);
+  return comm.size() == 1 ? nullptr : &comm;
+}
+
+ContextParallel ContextParallelOf(const ModelBuildContext& context) {
+  const Communicator& group = context.parallel.Group("cp");
+  ContextParallel cp{.comm = PeersOf(context, "cp"), .rank = group.rank(), .size = group.size()};
+  return cp;
+}
+
+ExpertParallel ExpertParallelOf(const ModelBuildContext& context) {
+  const Communicator& ep = context.parallel.Group("ep");
+  const Communicator& etp = context.parallel.Group("expert_tp");
+  return {.ep = PeersOf(context, "ep"),
+          .etp = PeersOf(context, "expert_tp"),
+          .tp_ep = PeersOf(context, "tp_ep"),
+          .ep_rank = ep.rank(),
+          .ep_size = ep.size(),
+          .etp_rank = etp.rank(),
+          .etp_size = etp.size(),
+          .own_gradient_group = ep.size() > 1 || etp.size() != context.parallel.Group("tp").size(),
+          .tp_cp = PeersOf(context, "tp_cp"),
+          .tp_dp_cp = PeersOf(context, "tp_dp_cp")};
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<GptModel>> GptModel::Create(const ModelBuildContext& context) {
@@ -46,20 +73,28 @@ absl::StatusOr<std::unique_ptr<GptModel>> GptModel::Create(const ModelBuildConte
                                            .num_layers = context.num_layers,
                                            .separate_tied_output = tied && !context.pre_process,
                                            .seq_major = pipelined || tp.sequence_parallel},
-                                 tp, context.rng, context.device, context.params_dtype);
+                                 Groups{.tp = tp,
+                                        .cp = ContextParallelOf(context),
+                                        .ep = ExpertParallelOf(context),
+                                        .experts = &context.experts},
+                                 context.rng, context.device, context.params_dtype);
   if (tied && pipelined && (context.pre_process || context.post_process)) {
     RETURN_IF_ERROR(ShareTiedEmbedding(context.parallel, model->parameters()));
   }
   return model;
 }
 
-GptModel::GptModel(const TransformerConfig& config, const Placement& placement, TensorParallel tp,
-                   RngTracker& rng, at::Device device, at::ScalarType dtype)
-    : placement_(placement), tp_(tp) {
+GptModel::GptModel(const TransformerConfig& config, const Placement& placement,
+                   const Groups& groups, RngTracker& rng, at::Device device, at::ScalarType dtype)
+    : placement_(placement), tp_(groups.tp) {
+  const TensorParallel& tp = tp_;
   MUSTER_CHECK_MSG(!tp.sequence_parallel || (placement.seq_major && tp.size > 1),
                    "slices of the sequence need rows in (S, B) order and peers");
   LayerBuild build{.config = config,
                    .tp = tp,
+                   .cp = groups.cp,
+                   .ep = groups.ep,
+                   .experts = groups.experts,
                    .rng = rng,
                    .device = device,
                    .dtype = dtype,

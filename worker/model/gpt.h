@@ -29,7 +29,14 @@ class GptModel final : public ModelChunk {
     // Rows in (S, B) order: what other stages are sent, and what sequence parallelism needs.
     bool seq_major = false;
   };
-  GptModel(const TransformerConfig& config, const Placement& placement, TensorParallel tp,
+  // Where the chunk's rank is in the groups of the layers.
+  struct Groups {
+    TensorParallel tp;
+    ContextParallel cp;
+    ExpertParallel ep;
+    ExpertState* experts = nullptr;  // null: no MoE layers
+  };
+  GptModel(const TransformerConfig& config, const Placement& placement, const Groups& groups,
            RngTracker& rng, at::Device device, at::ScalarType dtype);
 
   const std::vector<ParameterPtr>& parameters() const override { return parameters_; }

@@ -9,8 +9,10 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
-#include "worker/model/mappings.h"
 #include "worker/model/transformer_config.h"
+#include "worker/ops/mappings.h"
+#include "worker/ops/parallel_groups.h"
+#include "worker/parallel/expert_state.h"
 #include "worker/parallel/parameter.h"
 #include "worker/parallel/rng.h"
 
@@ -19,6 +21,9 @@ namespace muster {
 struct LayerBuild {
   const TransformerConfig& config;
   TensorParallel tp;
+  ContextParallel cp;
+  ExpertParallel ep;
+  ExpertState* experts = nullptr;  // null: no MoE layers
   RngTracker& rng;
   at::Device device = at::kCPU;
   at::ScalarType dtype = at::kFloat;

@@ -16,7 +16,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "worker/model/autograd_op.h"
+#include "worker/ops/autograd_op.h"
 #include "worker/model/layer_build.h"
 #include "worker/parallel/parameter.h"
 

@@ -1,6 +1,6 @@
 #include "worker/model/lm_head.h"
 
-#include "worker/model/autograd_op.h"
+#include "worker/ops/autograd_op.h"
 #include "worker/model/cross_entropy.h"
 #include "worker/model/linear.h"
 #include "worker/parallel/gemm.h"

@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "worker/model/mappings.h"
+#include "worker/ops/mappings.h"
 #include "worker/parallel/parameter.h"
 
 namespace muster {

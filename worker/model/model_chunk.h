@@ -11,9 +11,11 @@
 #include "common/spec/job_spec.h"
 #include "common/spec/spec_json.h"
 #include "worker/data/batch.h"
+#include "worker/parallel/expert_state.h"
 #include "worker/parallel/parallel_context.h"
 #include "worker/parallel/parameter.h"
 #include "worker/parallel/rng.h"
+#include "worker/parallel/unit_hooks.h"
 
 namespace muster {
 
@@ -35,6 +37,10 @@ class ModelChunk {
   // Of the Forward calls that follow: recompute every layer in the backward pass, not only what
   // training.recompute_* names. The numbers stay the same; a chunk that cannot may ignore it.
   virtual void SetFullRecompute(bool /*full*/) {}
+  // Calls `hooks`, which outlives the chunk's passes, around its units from now on; several are
+  // called in the order in which they came (Before...) and in the opposite one (After...). Null
+  // takes all of them away. False: the chunk has no units (its parameters have unit -1).
+  virtual bool AddUnitHooks(UnitHooks* /*hooks*/) { return false; }
 };
 
 struct ModelBuildContext {
@@ -42,6 +48,7 @@ struct ModelBuildContext {
   const ResolvedSpec& sizes;
   const ParallelContext& parallel;
   RngTracker& rng;
+  ExpertState& experts;
   at::Device device;
   at::ScalarType params_dtype;  // fp32, bf16, fp16 or fp64
   bool pre_process = true, post_process = true;

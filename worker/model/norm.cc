@@ -5,7 +5,7 @@
 #include <ATen/ops/alias.h>
 #include <ATen/ops/empty_like.h>
 
-#include "worker/model/autograd_op.h"
+#include "worker/ops/autograd_op.h"
 #include "worker/model/linear.h"
 #include "worker/model/norm_kernels.h"
 

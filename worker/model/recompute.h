@@ -13,7 +13,7 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
-#include "worker/model/autograd_op.h"
+#include "worker/ops/autograd_op.h"
 
 namespace muster {
 

@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "common/base/check.h"
-#include "worker/model/autograd_op.h"
+#include "worker/ops/autograd_op.h"
 
 namespace muster {
 

@@ -1,8 +1,21 @@
 #include "worker/model/transformer_config.h"
 
 #include "absl/strings/str_cat.h"
+#include "common/spec/per_layer.h"
+#include "worker/model/moe_from_spec.h"
 
 namespace muster {
+namespace {
+
+// In the names of the spec.
+CpCommType CpCommTypeOf(const std::string& name) {
+  if (name == "all_gather") return CpCommType::kAllGather;
+  if (name == "a2a") return CpCommType::kA2a;
+  if (name == "a2a+p2p") return CpCommType::kA2aP2p;
+  return CpCommType::kP2p;
+}
+
+}  // namespace
 
 absl::StatusOr<TransformerConfig> TransformerConfig::FromSpec(const JobSpec& spec,
                                                               const ResolvedSpec& sizes) {
@@ -62,6 +75,10 @@ absl::StatusOr<TransformerConfig> TransformerConfig::FromSpec(const JobSpec& spe
         spec.training.recompute_method == "block" ? RecomputeMode::kBlock : RecomputeMode::kUniform;
     config.recompute_num_layers = spec.training.recompute_num_layers.value_or(1);
   }
+  for (const std::string& type : CpCommTypes(spec)) {
+    config.cp_comm_type.push_back(CpCommTypeOf(type));
+  }
+  config.moe = MoeConfigOf(spec, sizes);
   return config;
 }
 

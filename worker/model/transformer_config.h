@@ -2,17 +2,22 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include <ATen/core/Tensor.h>
 
 #include "absl/status/statusor.h"
 #include "common/spec/job_spec.h"
 #include "common/spec/spec_json.h"
+#include "worker/moe/moe_config.h"
 
 namespace muster {
 
 enum class PositionEmbedding { kLearnedAbsolute, kRope, kNone };
 enum class Normalization { kLayerNorm, kRmsNorm };
+
+// How attention sees the tokens of other context parallel ranks (reference 14.3).
+enum class CpCommType { kP2p, kAllGather, kA2a, kA2aP2p };
 
 // What is run again in the backward pass instead of being kept (transformer_block.h, attention.cc).
 enum class RecomputeMode { kNone, kSelective, kUniform, kBlock };
@@ -32,7 +37,9 @@ struct TransformerConfig {
   double attention_dropout = 0.1, hidden_dropout = 0.1;
   double init_method_std = 0.02;
   RecomputeMode recompute = RecomputeMode::kNone;
-  int64_t recompute_num_layers = 1;  // uniform: of a group; block: of a chunk
+  int64_t recompute_num_layers = 1;      // uniform: of a group; block: of a chunk
+  std::vector<CpCommType> cp_comm_type;  // by layer of the whole model
+  MoeConfig moe;
 
   // UNIMPLEMENTED for what the engine has not yet, INVALID_ARGUMENT for unknown names.
   static absl::StatusOr<TransformerConfig> FromSpec(const JobSpec& spec, const ResolvedSpec& sizes);

@@ -4,12 +4,6 @@
 // Owns the gradient buffers; borrows the parameters (it sets their main_grad and sink, and takes
 // both back when it goes) and the communicators. Gradients reach it through Parameter's sink, from
 // ordinary autograd by a hook. Thread-safety: one thread (the rank's).
-//
-// A step:
-//   ddp->ZeroGradBuffer();
-//   { auto no_sync = ddp->no_sync(); ...backward of all microbatches but the last... }
-//   ...backward of the last microbatch: with overlap the reductions start in here...
-//   FinalizeModelGrads(*ddp, ...);     // finalize_grads.h: waits, then main_grad is final
 #pragma once
 
 #include <memory>
@@ -22,6 +16,7 @@
 #include "absl/status/statusor.h"
 #include "worker/comm/communicator.h"
 #include "worker/parallel/bucket_group.h"
+#include "worker/parallel/data_parallel.h"
 #include "worker/parallel/grad_buffer.h"
 #include "worker/parallel/inter_reduce.h"
 #include "worker/parallel/owned_shard.h"
@@ -77,7 +72,7 @@ struct ChunkBucketNorm {
   BucketNorm bucket;
 };
 
-class DistributedDataParallel : public GradSink, private ParamGatherer {
+class DistributedDataParallel : public DataParallel, public GradSink, private ParamGatherer {
  public:
   // `chunks`: the parameters of each model chunk in registration order; data must be leaves. With
   // the distributed optimizer their memory moves into flat buffers (the leaves stay, with their
@@ -93,62 +88,37 @@ class DistributedDataParallel : public GradSink, private ParamGatherer {
   DistributedDataParallel(const DistributedDataParallel&) = delete;
   DistributedDataParallel& operator=(const DistributedDataParallel&) = delete;
 
-  // While it lives, backward passes accumulate and reduce nothing (all but the last microbatch).
-  // Also the schedule's no_sync_func.
-  class NoSync {
-   public:
-    explicit NoSync(DistributedDataParallel& ddp) : ddp_(ddp) { ddp_.SetLastMicrobatch(false); }
-    ~NoSync() { ddp_.SetLastMicrobatch(true); }
-    NoSync(const NoSync&) = delete;
-    NoSync& operator=(const NoSync&) = delete;
+  absl::Status StartGradSync(int chunk) override;
+  absl::Status FinishGradSync(int chunk) override;
+  void ZeroGradBuffer() override;  // writes no memory
+  void ScaleGradients(double factor) override;
+  absl::Status BroadcastParams() override;
 
-   private:
-    DistributedDataParallel& ddp_;
-  };
-  [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
-
-  // The schedule's grad_sync_func (overlap_grad_reduce with align_grad_reduce): starts the
-  // reductions of a chunk at the schedule's point, inside a no_sync scope. Does not wait.
-  absl::Status StartGradSync(int chunk);
-  // Waits for the chunk's reductions (starts those that are due). Idempotent within a step.
-  absl::Status FinishGradSync(int chunk);
-  // Start of a step: no gradient has been seen. Writes no memory.
-  void ZeroGradBuffer();
-  // Every gradient that this rank keeps (shards()) times `factor` (per-token mode). After
-  // FinishGradSync.
-  void ScaleGradients(double factor);
-  // Makes all ranks of each data-parallel group start from rank 0's parameters.
-  absl::Status BroadcastParams();
-
-  // What this rank's optimizer updates: every parameter whole, or with the distributed optimizer
-  // its shard of each bucket, of all chunks in order. Parameters without a part are left out.
-  std::vector<OwnedShard> shards() const;
+  // Every parameter whole, or with the distributed optimizer its shard of each bucket.
+  std::vector<OwnedShard> shards() const override;
 
   // The parameters' all-gather (reference 6.5); all of them no-ops without the distributed
   // optimizer, and the hooks' without overlap_param_gather too.
-  // The schedule's param_sync_func: dispatches the chunk's gathers and does not wait.
-  // FAILED_PRECONDITION while one of them is in flight. A no-op while the hooks are off, when
-  // nobody would wait.
-  absl::Status StartParamSync(int chunk);
-  // Everything, now (without overlap after each update, before evaluation and checkpoints): all
-  // buckets travel at once.
-  absl::Status SyncParams();
+  // FAILED_PRECONDITION while one of the chunk's gathers is in flight.
+  absl::Status StartParamSync(int chunk) override;
+  // All buckets travel at once.
+  absl::Status SyncParams() override;
+  bool gathers_behind_forward() const override { return options_.overlap_param_gather; }
   // From now on AwaitGather waits (and dispatches where nothing was). Checks that it is off, as it
   // is at first: the first step reads the parameters as they are, so that a bad checkpoint is not
   // hidden by a gather.
-  void EnableForwardPreHook();
+  void EnableForwardPreHook() override;
   // With param_sync, gathers everything; else only waits for what is in flight.
-  absl::Status DisableForwardPreHook(bool param_sync = true);
-  bool forward_pre_hook_enabled() const { return forward_pre_hook_enabled_; }
+  absl::Status DisableForwardPreHook(bool param_sync = true) override;
+  bool forward_pre_hook_enabled() const override { return forward_pre_hook_enabled_; }
 
-  int num_chunks() const { return static_cast<int>(chunks_.size()); }
+  int num_chunks() const override { return static_cast<int>(chunks_.size()); }
   const DdpOptions& options() const { return options_; }
   std::vector<const GradBuffer*> buffers(int chunk) const;
   // Norms of this rank's gradients of this step before reduction, for the NaN and Inf check; one
   // entry a bucket that was reduced so far. Empty with check_for_nan_in_grad off.
   std::vector<ChunkBucketNorm> bucket_norms() const;
-  // OK, or INTERNAL naming the first bucket whose norm is NaN or infinite.
-  absl::Status CheckBucketNorms() const;
+  absl::Status CheckBucketNorms() const override;
 
   void GradReady(Parameter& parameter) override;  // throws CollectiveError
 
@@ -177,7 +147,7 @@ class DistributedDataParallel : public GradSink, private ParamGatherer {
   void AddBuffers(Chunk& chunk, std::optional<int64_t> bucket_size);
   void AddGroup(Chunk& chunk, const std::vector<BucketRef>& buckets, bool is_expert);
   void ChainGathers(Chunk& chunk);
-  void SetLastMicrobatch(bool value);
+  void SetLastMicrobatch(bool value) override;
   void ParamNeeded(Parameter& parameter) override;  // throws CollectiveError
 
   bool forward_pre_hook_enabled_ = false;

@@ -55,7 +55,7 @@ bool IsSummed(const Parameter& p) {
 
 }  // namespace
 
-absl::Status FinalizeModelGrads(DistributedDataParallel& ddp, const ParallelContext& parallel,
+absl::Status FinalizeModelGrads(DataParallel& ddp, const ParallelContext& parallel,
                                 std::optional<at::Tensor> num_tokens) {
   for (int chunk = 0; chunk < ddp.num_chunks(); ++chunk)
     RETURN_IF_ERROR(Annotate(ddp.FinishGradSync(chunk), "all-grads-sync"));

@@ -6,7 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include "absl/status/status.h"
-#include "worker/parallel/ddp.h"
+#include "worker/parallel/data_parallel.h"
 #include "worker/parallel/parallel_context.h"
 
 namespace muster {
@@ -27,8 +27,8 @@ namespace muster {
 //
 // `num_tokens`: scalar int64, this rank's tokens of all microbatches (of any value where no loss is
 // computed); it becomes the total. Errors: those of the collectives, and of
-// DistributedDataParallel. Looks at the device once, in per-token mode only.
-absl::Status FinalizeModelGrads(DistributedDataParallel& ddp, const ParallelContext& parallel,
+// the wrapper. Looks at the device once, in per-token mode only.
+absl::Status FinalizeModelGrads(DataParallel& ddp, const ParallelContext& parallel,
                                 std::optional<at::Tensor> num_tokens);
 
 }  // namespace muster

@@ -62,6 +62,9 @@ struct Parameter {
   bool shared = false;            // its copy on the last stage: left out of norms
   bool is_embedding_or_output_parameter = false;
   bool is_qk_layernorm = false;
+  // The unit of its chunk that it belongs to (unit_hooks.h): the layer's place in the chunk. -1:
+  // none, what stays outside of the layers.
+  int unit = -1;
 
   // Where this shard lies in the whole tensor (checkpoints); equal to data.sizes() and zeros
   // without sharding.

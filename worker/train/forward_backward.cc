@@ -192,6 +192,7 @@ class Executor {
     // start.
     if (op.sync) no_sync_.reset();
     RETURN_IF_ERROR(Differentiate(op, pass));
+    RETURN_IF_ERROR(options_.ddp->EndBackward(op.chunk));
     if (op.sync) no_sync_.emplace(*options_.ddp);
     if (!receives_[op.chunk]) return absl::OkStatus();
     at::Tensor gradient = std::exchange(pass.input.mutable_grad(), {});
@@ -223,7 +224,7 @@ class Executor {
   PipelineExchange exchange_;
   std::vector<bool> receives_, sends_;          // by chunk: from the stage before, to the next
   std::map<std::pair<int, int>, Pass> passes_;  // by chunk, microbatch: backward pass is due
-  std::optional<DistributedDataParallel::NoSync> no_sync_;
+  std::optional<DataParallel::NoSync> no_sync_;
   ForwardBackwardResult result_;
 };
 

@@ -17,7 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "common/schedule/pipeline_schedule.h"
-#include "worker/parallel/ddp.h"
+#include "worker/parallel/data_parallel.h"
 #include "worker/provider/provider.h"
 
 namespace muster {
@@ -30,7 +30,7 @@ struct ForwardBackwardOptions {
   // own.
   std::vector<ModelChunk*> chunks;
   std::vector<DataIterator*> data;
-  DistributedDataParallel* ddp = nullptr;  // null: forward only
+  DataParallel* ddp = nullptr;  // null: forward only
   bool calculate_per_token_loss = false;
   double loss_scale = 1;  // multiplied into the loss before its backward pass
 

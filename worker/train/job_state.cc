@@ -5,6 +5,7 @@
 #include "common/base/status.h"
 #include "common/schedule/from_spec.h"
 #include "common/tokenizer/tokenizer.h"
+#include "worker/parallel/ddp.h"
 
 namespace muster {
 
@@ -56,6 +57,7 @@ absl::Status BuildChunks(ModelProvider& provider, JobState& state) {
                               .sizes = state.sizes,
                               .parallel = state.parallel,
                               .rng = state.rng,
+                              .experts = *state.experts,
                               .device = state.device,
                               .params_dtype = ParamsDtype(state.spec),
                               .pre_process = holds.embedding,

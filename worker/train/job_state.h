@@ -18,7 +18,8 @@
 #include "common/topology/layer_assignment.h"
 #include "worker/comm/communicator.h"
 #include "worker/optim/optimizer.h"
-#include "worker/parallel/ddp.h"
+#include "worker/parallel/data_parallel.h"
+#include "worker/parallel/expert_state.h"
 #include "worker/parallel/parallel_context.h"
 #include "worker/parallel/rng.h"
 #include "worker/provider/provider.h"
@@ -41,11 +42,12 @@ struct JobState {
   c10::Device device = c10::kCPU;
   ParallelContext parallel;
   RngTracker rng;
+  std::unique_ptr<ExpertState> experts = std::make_unique<ExpertState>();
   std::vector<std::unique_ptr<ModelChunk>> chunks;  // by virtual stage; one without them
   std::vector<ChunkLayers> layers;                  // what each chunk holds
   std::shared_ptr<ForwardStep> forward_step;
   // Null with skip_train.
-  std::unique_ptr<DistributedDataParallel> ddp;
+  std::unique_ptr<DataParallel> ddp;
   std::unique_ptr<Optimizer> optimizer;
   std::optional<LrSchedule> lr_schedule;
   std::optional<LossScaler> loss_scaler;

@@ -68,7 +68,7 @@ absl::StatusOr<std::string> Difference(const std::vector<ParameterPtr>& params, 
 }  // namespace
 
 absl::Status CheckReplicas(JobState& state) {
-  DistributedDataParallel& ddp = *state.ddp;
+  DataParallel& ddp = *state.ddp;
   const bool hooks = ddp.forward_pre_hook_enabled();
   if (hooks) RETURN_IF_ERROR(ddp.DisableForwardPreHook(/*param_sync=*/true));
   std::vector<ParameterPtr> dense, experts;

@@ -54,7 +54,7 @@ absl::Status RejectedStep(const JobState& state, const Rejection& mine) {
 // After an update: what other ranks own becomes whole here, unless the next forward passes gather
 // it.
 absl::Status GatherParameters(JobState& state) {
-  if (!state.ddp->options().overlap_param_gather)
+  if (!state.ddp->gathers_behind_forward())
     RETURN_IF_ERROR(Annotate(state.ddp->SyncParams(), "gathering parameters"));
   return Annotate(state.optimizer->GatherUpdatedParams(), "gathering parameters");
 }

@@ -93,7 +93,7 @@ class Training {
       ASSIGN_OR_RETURN(const TrainStepResult step,
                        TrainStep(*state_, data, agreement_, Wish(), timers_));
       // From the first step on that was not skipped.
-      if (!step.skipped && !GathersBehindForward() && ddp().options().overlap_param_gather)
+      if (!step.skipped && !GathersBehindForward() && ddp().gathers_behind_forward())
         ddp().EnableForwardPreHook();
       ++state_->progress.iteration;
       options_.host.NoteProgress(options_.epoch, Iteration());
@@ -166,7 +166,7 @@ class Training {
   const std::optional<int64_t>& replica_check_interval() const {
     return state_->spec.training.check_weight_hash_across_dp_replicas_interval;
   }
-  DistributedDataParallel& ddp() { return *state_->ddp; }
+  DataParallel& ddp() { return *state_->ddp; }
   // Forward pre-hooks are on: a forward pass gathers the parameters that it is about to read.
   bool GathersBehindForward() { return state_->ddp != nullptr && ddp().forward_pre_hook_enabled(); }
 

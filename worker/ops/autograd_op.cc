@@ -1,4 +1,4 @@
-#include "worker/model/autograd_op.h"
+#include "worker/ops/autograd_op.h"
 
 #include <memory>
 #include <utility>

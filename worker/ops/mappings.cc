@@ -1,9 +1,9 @@
-#include "worker/model/mappings.h"
+#include "worker/ops/mappings.h"
 
 #include <ATen/ops/empty.h>
 
 #include "common/base/check.h"
-#include "worker/model/autograd_op.h"
+#include "worker/ops/autograd_op.h"
 
 namespace muster {
 
