@@ -33,12 +33,6 @@ AttentionFlops Attention(const FlopsModel& m) {
 
 }  // namespace
 
-std::vector<bool> MoeLayersByFrequency(int64_t num_layers, int64_t frequency) {
-  std::vector<bool> moe(num_layers);
-  for (int64_t i = 0; i < num_layers; ++i) moe[i] = i % frequency == 0;
-  return moe;
-}
-
 double FlopsOfTokens(const FlopsModel& m, double num_tokens, double sum_squared_lengths) {
   const double h = m.hidden_size;
   const double mtp = m.mtp_num_layers;

@@ -35,9 +35,6 @@ struct FlopsModel {
   std::optional<MlaShape> mla;
 };
 
-// moe_layer_freq as a number: layers i with i % freq == 0 are MoE.
-std::vector<bool> MoeLayersByFrequency(int64_t num_layers, int64_t frequency);
-
 // Lengths of the batch's sequences: `num_tokens` = their sum, `sum_squared_lengths` in tokens^2.
 double FlopsOfTokens(const FlopsModel& model, double num_tokens, double sum_squared_lengths);
 

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "common/base/status.h"
+#include "common/spec/per_layer.h"
 
 namespace muster {
 
@@ -20,6 +21,9 @@ TopologySpec TopologyOf(const JobSpec& spec) {
   topology.virtual_pp = virtual_pp > 1 ? static_cast<int>(virtual_pp) : 0;  // 1 means none
   topology.num_distributed_optimizer_instances =
       static_cast<int>(p.num_distributed_optimizer_instances);
+  for (const int64_t size : p.hierarchical_context_parallel_sizes) {
+    topology.hierarchical_cp.push_back(static_cast<int>(size));
+  }
   topology.order = p.order;
   return topology;
 }
@@ -154,7 +158,7 @@ FlopsModel FlopsModelOf(const JobSpec& spec, const ResolvedSpec& resolved) {
   model.padded_vocab_size = resolved.padded_vocab_size;
   model.swiglu = m.swiglu;
   if (m.num_experts.has_value()) {
-    model.moe_layers = MoeLayersByFrequency(m.num_layers, 1);
+    model.moe_layers = ExpertLayers(m);
     model.moe_router_topk = m.moe_router_topk;
     model.moe_ffn_hidden_size = m.moe_ffn_hidden_size.value_or(resolved.ffn_hidden_size);
     model.moe_shared_expert_intermediate_size = m.moe_shared_expert_intermediate_size.value_or(0);

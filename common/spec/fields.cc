@@ -14,6 +14,7 @@ std::string BoundText(double bound) {
 }
 
 struct Describe {
+  bool one_or_more = false;
   const char* operator()(const bool*) const { return "true or false"; }
   const char* operator()(const int64_t*) const { return "a whole number"; }
   const char* operator()(const double*) const { return "a number"; }
@@ -24,7 +25,12 @@ struct Describe {
   const char* operator()(const std::vector<std::string>*) const {
     return "a string or a list of strings";
   }
-  const char* operator()(const std::vector<int64_t>*) const { return "a list of whole numbers"; }
+  const char* operator()(const std::vector<int64_t>*) const {
+    return one_or_more ? "a whole number or a list of whole numbers" : "a list of whole numbers";
+  }
+  const char* operator()(const std::vector<double>*) const {
+    return one_or_more ? "a number or a list of numbers" : "a list of numbers";
+  }
   const char* operator()(const std::optional<std::vector<int64_t>>*) const {
     return "a list of whole numbers";
   }
@@ -45,6 +51,10 @@ FieldRule AboveUpTo(double min, double max) {
 FieldRule OneOf(std::vector<const char*> names) { return {.one_of = std::move(names)}; }
 FieldRule Required(FieldRule rule) {
   rule.required = true;
+  return rule;
+}
+FieldRule OneOrMore(FieldRule rule) {
+  rule.one_or_more = true;
   return rule;
 }
 
@@ -85,7 +95,7 @@ std::string FieldPath(const Section& section, absl::string_view field_name) {
 
 std::string TypeName(const Field& field) {
   JobSpec scratch;
-  return std::visit(Describe{}, field.get(scratch));
+  return std::visit(Describe{field.rule.one_or_more}, field.get(scratch));
 }
 
 bool IsOptional(const Field& field) {

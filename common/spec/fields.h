@@ -19,7 +19,7 @@ namespace muster {
 using FieldRef =
     std::variant<bool*, int64_t*, double*, std::string*, std::optional<int64_t>*,
                  std::optional<double>*, std::optional<std::string>*, std::vector<std::string>*,
-                 std::vector<int64_t>*, std::optional<std::vector<int64_t>>*,
+                 std::vector<int64_t>*, std::vector<double>*, std::optional<std::vector<int64_t>>*,
                  std::map<std::string, std::string>*>;
 
 // What one value must satisfy by itself; rules across fields are in validate.h. For a list, min and
@@ -29,6 +29,7 @@ struct FieldRule {
   std::optional<double> min, max;
   bool min_excluded = false;        // "greater than min" instead of "at least min"
   std::vector<const char*> one_of;  // empty: any string
+  bool one_or_more = false;  // of a list: a lone value is a list of one, and there must be one
 };
 
 FieldRule Anything();
@@ -38,6 +39,7 @@ FieldRule Between(double min, double max);  // both included
 FieldRule AboveUpTo(double min, double max);
 FieldRule OneOf(std::vector<const char*> names);
 FieldRule Required(FieldRule rule);
+FieldRule OneOrMore(FieldRule rule);
 
 struct Field {
   const char* name;

@@ -57,15 +57,40 @@ Section ModelFields() {
            "The vocabulary is padded to a multiple of this times the tensor parallel size."},
           {F(num_experts), size, "experts", "Experts of a mixture-of-experts layer.",
            "not set: dense layers"},
+          {F(moe_layer_freq), OneOrMore(Between(0, kMaxSize)), "layers",
+           "Which layers have experts: every n-th, from the first on; or a list with 1 for such a "
+           "layer and 0 for a dense one."},
           {F(moe_router_topk), size, "experts", "Experts that each token is sent to."},
-          {F(moe_aux_loss_coeff), AtLeast(0), "", "Weight of the load-balancing loss."},
           {F(moe_router_load_balancing_type),
-           OneOf({"aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"}), "",
-           "How the load of the experts is balanced."},
+           OneOrMore(OneOf({"aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"})),
+           "",
+           "How the load of the experts is balanced: by losses over a microbatch, a sequence or a "
+           "global batch, several of them if listed, or by sinkhorn's choice."},
+          {F(moe_aux_loss_coeff), OneOrMore(AtLeast(0)), "",
+           "Weight of the load-balancing loss; one for each type in "
+           "moe_router_load_balancing_type."},
           {F(moe_router_score_function), OneOf({"softmax", "sigmoid"}), "",
            "Function that turns router logits into scores."},
           {F(moe_router_pre_softmax), Anything(), "",
            "Take the softmax over all experts before choosing, not over the chosen ones."},
+          {F(moe_router_topk_scaling_factor), Above(0), "",
+           "Factor of the weights of a token's experts.", "not set: 1"},
+          {F(moe_router_num_groups), size, "groups",
+           "Equal groups of experts; a token's experts are taken from the best "
+           "moe_router_group_topk of them.",
+           "not set: no groups"},
+          {F(moe_router_group_topk), size, "groups", "Groups that a token may be sent to.",
+           "required by moe_router_num_groups"},
+          {F(moe_router_enable_expert_bias), Anything(), "",
+           "Add a bias to each expert's score when experts are chosen; each step moves it against "
+           "the expert's load."},
+          {F(moe_router_bias_update_rate), AtLeast(0), "", "Step of the expert bias."},
+          {F(moe_router_dtype), OneOf({"fp32", "fp64"}), "",
+           "Precision of the router's product and of the combining of the experts' outputs.",
+           "the model's"},
+          {F(moe_input_jitter_eps), Between(0, 1), "",
+           "The router's input is multiplied by random numbers between 1 - this and 1 + this.",
+           "not set: none"},
           {F(moe_z_loss_coeff), AtLeast(0), "", "Weight of the router's z-loss.",
            "not set: no z-loss"},
           {F(moe_expert_capacity_factor), Above(0), "",
@@ -79,10 +104,16 @@ Section ModelFields() {
            "How tokens travel to the ranks of their experts."},
           {F(moe_grouped_gemm), Anything(), "",
            "One grouped matrix product over a rank's experts instead of one each."},
+          {F(moe_apply_probs_on_input), Anything(), "",
+           "Multiply an expert's input by the token's weight, not its activation."},
           {F(moe_ffn_hidden_size), size, "elements", "Inner width of an expert.",
            "ffn_hidden_size"},
           {F(moe_shared_expert_intermediate_size), size, "elements",
            "Inner width of the expert that every token passes.", "not set: no shared expert"},
+          {F(moe_shared_expert_gate), Anything(), "",
+           "Scale the shared expert's output by a learned gate."},
+          {F(moe_shared_expert_overlap), Anything(), "",
+           "Run the shared expert while tokens travel to the others."},
       }};
 }
 #undef F
@@ -122,9 +153,12 @@ Section ParallelFields() {
            "Also while the pipeline fills and drains: stages post the next receive before they "
            "compute. Needs virtual stages and overlap_p2p_comm."},
           {F(context_parallel_size), ranks, "ranks", "Ranks that share each sequence."},
-          {F(cp_comm_type), OneOf({"p2p", "all_gather", "a2a", "a2a+p2p"}), "",
-           "How attention sees the whole sequence: ring, gathered keys and values, or heads "
-           "exchanged for positions."},
+          {F(cp_comm_type), OneOrMore(OneOf({"p2p", "all_gather", "a2a", "a2a+p2p"})), "",
+           "How attention sees the whole sequence: ring, gathered keys and values, heads exchanged "
+           "for positions, or such exchanges inside a ring; one for all layers or one a layer."},
+          {F(hierarchical_context_parallel_sizes), ranks, "ranks",
+           "Levels of context parallel ranks, the innermost first; a2a+p2p exchanges heads over "
+           "the first and rings over the second."},
           {F(expert_model_parallel_size), ranks, "ranks", "Ranks that share the experts."},
           {F(expert_tensor_parallel_size), ranks, "ranks",
            "Ranks that share each expert's matrices.", "tensor_model_parallel_size"},
@@ -144,6 +178,12 @@ Section ParallelFields() {
           {F(data_parallel_sharding_strategy),
            OneOf({"no_shard", "optim", "optim_grads", "optim_grads_params"}), "",
            "What use_megatron_fsdp shards."},
+          {F(outer_dp_sharding_strategy), OneOf({"no_shard", "optim"}), "",
+           "What the replicas of num_distributed_optimizer_instances share of an "
+           "optim_grads_params sharding: nothing, or the optimizer state."},
+          {F(torch_fsdp2_reshard_after_forward), Anything(), "",
+           "use_torch_fsdp2: free a layer's gathered parameters after its forward pass and gather "
+           "them again for the backward pass."},
           {F(overlap_grad_reduce), Anything(), "",
            "Reduce gradient buckets while the backward pass still runs."},
           {F(overlap_param_gather), Anything(), "",
@@ -169,6 +209,8 @@ Section ParallelFields() {
            "nccl on cuda, gloo on cpu"},
           {F(distributed_timeout_minutes), Between(1, 525600), "minutes",
            "A collective that makes no progress for so long has failed."},
+          {F(shared_memory), Anything(), "",
+           "Let cpu ranks of one node exchange tensors through shared memory instead of sockets."},
       }};
 }
 #undef F

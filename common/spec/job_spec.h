@@ -40,19 +40,29 @@ struct ModelSpec {
   std::optional<int64_t> vocab_size;  // default: the tokenizer's
   int64_t make_vocab_size_divisible_by = 128;
   std::optional<int64_t> num_experts;
+  std::vector<int64_t> moe_layer_freq = {1};  // every n-th layer; or 0 and 1, one a layer
   int64_t moe_router_topk = 2;
-  double moe_aux_loss_coeff = 0.0;
-  std::string moe_router_load_balancing_type = "aux_loss";
+  std::vector<std::string> moe_router_load_balancing_type = {"aux_loss"};
+  std::vector<double> moe_aux_loss_coeff = {0.0};  // one a type
   std::string moe_router_score_function = "softmax";
   bool moe_router_pre_softmax = false;
+  std::optional<double> moe_router_topk_scaling_factor;
+  std::optional<int64_t> moe_router_num_groups, moe_router_group_topk;
+  bool moe_router_enable_expert_bias = false;
+  double moe_router_bias_update_rate = 1e-3;
+  std::optional<std::string> moe_router_dtype;  // fp32 | fp64; default: the model's
+  std::optional<double> moe_input_jitter_eps;
   std::optional<double> moe_z_loss_coeff;
   std::optional<double> moe_expert_capacity_factor;
   bool moe_pad_expert_input_to_capacity = false;
   std::string moe_token_drop_policy = "probs";
   std::string moe_token_dispatcher_type = "allgather";
   bool moe_grouped_gemm = false;
+  bool moe_apply_probs_on_input = false;
   std::optional<int64_t> moe_ffn_hidden_size;
   std::optional<int64_t> moe_shared_expert_intermediate_size;
+  bool moe_shared_expert_gate = false;
+  bool moe_shared_expert_overlap = false;
 };
 
 struct ParallelSpec {
@@ -69,7 +79,8 @@ struct ParallelSpec {
   bool overlap_p2p_comm = true;  // with virtual stages only; off needs more than two stages
   bool overlap_p2p_comm_warmup_flush = false;
   int64_t context_parallel_size = 1;
-  std::string cp_comm_type = "p2p";
+  std::vector<std::string> cp_comm_type = {"p2p"};           // one, or one a layer
+  std::vector<int64_t> hierarchical_context_parallel_sizes;  // a2a+p2p: ranks of each level
   int64_t expert_model_parallel_size = 1;
   std::optional<int64_t> expert_tensor_parallel_size;  // default: tensor_model_parallel_size
   std::string order = "tp-cp-ep-dp-pp";
@@ -79,6 +90,8 @@ struct ParallelSpec {
   bool use_torch_fsdp2 = false;
   bool use_megatron_fsdp = false;
   std::string data_parallel_sharding_strategy = "no_shard";
+  std::string outer_dp_sharding_strategy = "no_shard";  // no_shard | optim
+  bool torch_fsdp2_reshard_after_forward = true;
   bool overlap_grad_reduce = false;
   bool overlap_param_gather = false;
   bool align_grad_reduce = true;
@@ -92,6 +105,7 @@ struct ParallelSpec {
   std::string distributed_backend =
       "nccl";  // nccl | gloo; "cpu" devices need gloo (the default there)
   int64_t distributed_timeout_minutes = 10;
+  bool shared_memory = true;  // between the cpu ranks of a node
 };
 
 struct DataSpec {

@@ -35,17 +35,10 @@ class ValueReader {
   std::string operator()(std::optional<std::vector<int64_t>>* out) const { return OrNull(out); }
 
   std::string operator()(std::vector<int64_t>* out) const {
-    if (node_.kind != Kind::kArray) return WrongType(node_);
-    std::vector<int64_t> values;
-    for (const JsonNode& item : node_.items) {
-      int64_t value = 0;
-      if (std::string wrong = Integer(item, &value); !wrong.empty()) {
-        return InItem(values.size(), wrong);
-      }
-      values.push_back(value);
-    }
-    *out = std::move(values);
-    return "";
+    return List(out, [this](const JsonNode& item, int64_t* value) { return Integer(item, value); });
+  }
+  std::string operator()(std::vector<double>* out) const {
+    return List(out, [this](const JsonNode& item, double* value) { return Real(item, value); });
   }
 
   // A lone string is a list of one; numbers are taken as they stand (weights of a blend).
@@ -53,6 +46,7 @@ class ValueReader {
     std::vector<std::string> values;
     const bool is_list = node_.kind == Kind::kArray;
     if (!is_list && node_.kind != Kind::kString) return WrongType(node_);
+    if (is_list && node_.items.empty() && field_.rule.one_or_more) return NoItem();
     for (size_t i = 0; i < (is_list ? node_.items.size() : 1); ++i) {
       const JsonNode& item = is_list ? node_.items[i] : node_;
       std::string value = item.text;
@@ -95,6 +89,29 @@ class ValueReader {
     *out = std::move(value);
     return "";
   }
+
+  template <typename T, typename Read>
+  std::string List(std::vector<T>* out, const Read& read) const {
+    std::vector<T> values;
+    T value{};
+    if (node_.kind != Kind::kArray) {
+      if (!field_.rule.one_or_more) return WrongType(node_);
+      if (std::string wrong = read(node_, &value); !wrong.empty()) return wrong;
+      *out = {value};
+      return "";
+    }
+    if (node_.items.empty() && field_.rule.one_or_more) return NoItem();
+    for (const JsonNode& item : node_.items) {
+      if (std::string wrong = read(item, &value); !wrong.empty()) {
+        return InItem(values.size(), wrong);
+      }
+      values.push_back(value);
+    }
+    *out = std::move(values);
+    return "";
+  }
+
+  std::string NoItem() const { return absl::StrCat(Expected(), "; got an empty list"); }
 
   std::string InItem(size_t index, absl::string_view wrong) const {
     return absl::StrCat("item ", index, ": ", wrong);
@@ -343,7 +360,10 @@ ReadResult ReadSpec(const JsonNode& root) { return SpecReader().Read(root); }
 
 JsonNode FieldToJson(const Field& field, const JobSpec& spec) {
   // The table's getters serve reading and writing; nothing is changed here.
-  return std::visit(ToJson{}, field.get(const_cast<JobSpec&>(spec)));
+  JsonNode node = std::visit(ToJson{}, field.get(const_cast<JobSpec&>(spec)));
+  // As it is usually written: a list of one is a value.
+  if (field.rule.one_or_more && node.items.size() == 1) return JsonNode(node.items.front());
+  return node;
 }
 
 }  // namespace muster

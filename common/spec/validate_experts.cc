@@ -48,7 +48,7 @@ void CheckExperts(const JobSpec& spec, RuleReport* report) {
     report->Add("model.moe_router_topk",
                 absl::StrCat("must be at most model.num_experts=", *model.num_experts));
   }
-  const bool sinkhorn = model.moe_router_load_balancing_type == "sinkhorn";
+  const bool sinkhorn = model.moe_router_load_balancing_type.front() == "sinkhorn";
   if (report->Good({"model.moe_router_topk", "model.moe_router_score_function",
                     "model.moe_router_load_balancing_type"}) &&
       model.moe_router_topk == 1 && model.moe_router_score_function == "softmax" &&
@@ -57,7 +57,7 @@ void CheckExperts(const JobSpec& spec, RuleReport* report) {
                 "is required with moe_router_topk=1 and softmax: over one expert it is always 1");
   }
   if (report->Good({"model.moe_aux_loss_coeff", "model.moe_router_load_balancing_type"}) &&
-      sinkhorn && model.moe_aux_loss_coeff != 0) {
+      sinkhorn && model.moe_aux_loss_coeff.front() != 0) {
     report->Add("model.moe_aux_loss_coeff", "must be 0 with sinkhorn, which has no such loss");
   }
   if (report->Good({"model.moe_expert_capacity_factor"}) &&

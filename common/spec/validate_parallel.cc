@@ -182,7 +182,7 @@ void CheckSplits(const JobSpec& spec, RuleReport* report) {
                      "2 x parallel.context_parallel_size");
   }
   const bool exchanges_heads =
-      report->Good({"parallel.cp_comm_type"}) && cp > 1 && parallel.cp_comm_type == "a2a";
+      report->Good({"parallel.cp_comm_type"}) && cp > 1 && parallel.cp_comm_type.front() == "a2a";
   const int64_t groups = model.num_query_groups.value_or(model.num_attention_heads);
   if (exchanges_heads && report->Good({"model.num_query_groups", "model.num_attention_heads"}) &&
       (model.num_attention_heads % (tp * cp) != 0 || groups % (tp * cp) != 0)) {

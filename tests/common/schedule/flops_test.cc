@@ -68,10 +68,5 @@ TEST(FlopsTest, PackedSequencesCountTheirOwnSquares) {
   EXPECT_LT(FlopsOfTokens(model, 8, 2 * 16), FlopsOfBatch(model, 1, 8));
 }
 
-TEST(FlopsTest, MoeLayersByFrequency) {
-  EXPECT_EQ(MoeLayersByFrequency(5, 2), (std::vector<bool>{true, false, true, false, true}));
-  EXPECT_EQ(MoeLayersByFrequency(2, 1), (std::vector<bool>{true, true}));
-}
-
 }  // namespace
 }  // namespace muster

@@ -100,7 +100,11 @@ struct OtherValue {
   std::string operator()(const std::optional<int64_t>*) const { return Number(6); }
   std::string operator()(const std::optional<double>*) const { return Number(0.125); }
   std::string operator()(const std::optional<std::string>*) const { return Text(""); }
-  std::string operator()(const std::vector<std::string>*) const { return "[\"0.5\", \"a\"]"; }
+  std::string operator()(const std::vector<std::string>*) const {
+    if (rule.one_of.empty()) return "[\"0.5\", \"a\"]";
+    return absl::StrCat("[\"", rule.one_of[1], "\", \"", rule.one_of[0], "\"]");
+  }
+  std::string operator()(const std::vector<double>*) const { return "[0.5, 0.25]"; }
   std::string operator()(const std::vector<int64_t>*) const { return "[3, 4]"; }
   std::string operator()(const std::optional<std::vector<int64_t>>*) const { return "[3, 4, 5]"; }
   std::string operator()(const std::map<std::string, std::string>*) const {
