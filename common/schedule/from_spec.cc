@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "common/base/status.h"
+#include "common/spec/data_sharding.h"
 #include "common/spec/per_layer.h"
 
 namespace muster {
@@ -76,8 +77,12 @@ ScheduleOptions ScheduleOptionsOf(const JobSpec& spec, int virtual_pp, int64_t n
   options.overlap_p2p_comm = virtual_pp > 1 && p.overlap_p2p_comm;
   options.overlap_p2p_comm_warmup_flush =
       options.overlap_p2p_comm && p.overlap_p2p_comm_warmup_flush;
-  options.has_param_sync_func = virtual_pp > 1 && p.overlap_param_gather && p.align_param_gather;
-  options.has_grad_sync_func = options.pp > 1 && p.overlap_grad_reduce && p.align_grad_reduce;
+  // What travels unit by unit does so at the points of its units, not at the schedule's.
+  const DataSharding sharding = DataShardingOf(p);
+  options.has_param_sync_func =
+      virtual_pp > 1 && sharding.overlap_param_gather && !sharding.by_unit && p.align_param_gather;
+  options.has_grad_sync_func =
+      options.pp > 1 && sharding.overlap_grad_reduce && !sharding.by_unit && p.align_grad_reduce;
   const auto& partial = spec.training.num_microbatches_with_partial_activation_checkpoints;
   if (partial.has_value() && options.pp > 1) {
     options.num_microbatches_with_partial_activation_checkpoints =

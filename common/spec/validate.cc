@@ -6,10 +6,10 @@ namespace muster {
 
 std::vector<SpecProblem> Validate(const JobSpec& spec, const std::set<std::string>& faulty) {
   RuleReport report(spec, faulty);
-  for (const auto check :
-       {CheckJob, CheckProviders, CheckModel, CheckTopology, CheckSplits, CheckPipeline,
-        CheckExperts, CheckSharding, CheckData, CheckBatches, CheckLength, CheckPrecision,
-        CheckRecompute, CheckOptimizer, CheckSchedule, CheckCheckpoint}) {
+  for (const auto check : {CheckJob, CheckProviders, CheckModel, CheckTopology, CheckSplits,
+                           CheckContext, CheckPipeline, CheckExperts, CheckRouter, CheckSharding,
+                           CheckData, CheckBatches, CheckLength, CheckPrecision, CheckRecompute,
+                           CheckOptimizer, CheckSchedule, CheckCheckpoint}) {
     check(spec, &report);
   }
   return report.Take();

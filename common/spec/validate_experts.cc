@@ -1,9 +1,51 @@
-// Rules on mixture-of-experts layers (reference 14.4, 14.5).
+// Rules on mixture-of-experts layers, their experts and dispatchers (reference 14.4, 14.5).
 #include "absl/strings/str_cat.h"
 #include "common/spec/validate_rules.h"
 
 namespace muster {
 namespace {
+
+// Without experts: what is of no use.
+void CheckNoExperts(const JobSpec& spec, RuleReport* report) {
+  const ModelSpec& model = spec.model;
+  const struct {
+    const char* field;
+    bool is_set;
+  } fields[] = {
+      {"parallel.expert_model_parallel_size", spec.parallel.expert_model_parallel_size > 1},
+      {"model.moe_ffn_hidden_size", model.moe_ffn_hidden_size.has_value()},
+      {"model.moe_shared_expert_intermediate_size",
+       model.moe_shared_expert_intermediate_size.has_value()},
+  };
+  for (const auto& field : fields) {
+    if (field.is_set) report->Add(field.field, "needs model.num_experts");
+  }
+}
+
+// Every n-th layer, or a flag a layer.
+void CheckLayers(const ModelSpec& model, RuleReport* report) {
+  const char* const field = "model.moe_layer_freq";
+  const std::vector<int64_t>& freq = model.moe_layer_freq;
+  if (!report->Good({field, "model.num_layers"})) return;
+  if (freq.size() == 1) {
+    if (freq[0] < 1 && model.num_layers > 1) report->Add(field, "must be at least 1");
+    return;
+  }
+  if (static_cast<int64_t>(freq.size()) != model.num_layers) {
+    report->Add(field, absl::StrCat("has ", freq.size(),
+                                    " values; it must have one, or one for each of "
+                                    "model.num_layers=",
+                                    model.num_layers));
+    return;
+  }
+  for (const int64_t flag : freq) {
+    if (flag == 0 || flag == 1) continue;
+    report->Add(field, absl::StrCat("has the item ", flag,
+                                    "; a list has 1 for a layer with experts and 0 for a dense "
+                                    "one"));
+    return;
+  }
+}
 
 // Widths that expert tensor parallelism (and, for the shared expert, tensor parallelism) divides.
 void CheckExpertSplits(const JobSpec& spec, RuleReport* report) {
@@ -27,6 +69,23 @@ void CheckExpertSplits(const JobSpec& spec, RuleReport* report) {
   }
 }
 
+void CheckSharedExpert(const ModelSpec& model, RuleReport* report) {
+  const bool has_shared = model.moe_shared_expert_intermediate_size.has_value();
+  if (!report->Good({"model.moe_shared_expert_intermediate_size"})) return;
+  if (model.moe_shared_expert_gate && !has_shared) {
+    report->Add("model.moe_shared_expert_gate", "needs model.moe_shared_expert_intermediate_size");
+  }
+  if (!model.moe_shared_expert_overlap) return;
+  if (!has_shared) {
+    report->Add("model.moe_shared_expert_overlap",
+                "needs model.moe_shared_expert_intermediate_size");
+  } else if (report->Good({"model.moe_token_dispatcher_type"}) &&
+             model.moe_token_dispatcher_type != "alltoall") {
+    report->Add("model.moe_shared_expert_overlap",
+                "needs model.moe_token_dispatcher_type=\"alltoall\"");
+  }
+}
+
 }  // namespace
 
 void CheckExperts(const JobSpec& spec, RuleReport* report) {
@@ -34,9 +93,7 @@ void CheckExperts(const JobSpec& spec, RuleReport* report) {
   const ParallelSpec& parallel = spec.parallel;
   if (!report->Good({"model.num_experts", "parallel.expert_model_parallel_size"})) return;
   if (!model.num_experts) {
-    if (parallel.expert_model_parallel_size > 1) {
-      report->Add("parallel.expert_model_parallel_size", "needs model.num_experts");
-    }
+    CheckNoExperts(spec, report);
     return;
   }
   if (*model.num_experts % parallel.expert_model_parallel_size != 0) {
@@ -44,25 +101,16 @@ void CheckExperts(const JobSpec& spec, RuleReport* report) {
                 absl::StrCat("must be a multiple of parallel.expert_model_parallel_size=",
                              parallel.expert_model_parallel_size));
   }
-  if (report->Good({"model.moe_router_topk"}) && model.moe_router_topk > *model.num_experts) {
-    report->Add("model.moe_router_topk",
-                absl::StrCat("must be at most model.num_experts=", *model.num_experts));
-  }
-  const bool sinkhorn = model.moe_router_load_balancing_type.front() == "sinkhorn";
-  if (report->Good({"model.moe_router_topk", "model.moe_router_score_function",
-                    "model.moe_router_load_balancing_type"}) &&
-      model.moe_router_topk == 1 && model.moe_router_score_function == "softmax" &&
-      !model.moe_router_pre_softmax && !sinkhorn) {
-    report->Add("model.moe_router_pre_softmax",
-                "is required with moe_router_topk=1 and softmax: over one expert it is always 1");
-  }
-  if (report->Good({"model.moe_aux_loss_coeff", "model.moe_router_load_balancing_type"}) &&
-      sinkhorn && model.moe_aux_loss_coeff.front() != 0) {
-    report->Add("model.moe_aux_loss_coeff", "must be 0 with sinkhorn, which has no such loss");
-  }
+  CheckLayers(model, report);
+  CheckSharedExpert(model, report);
   if (report->Good({"model.moe_expert_capacity_factor"}) &&
       model.moe_pad_expert_input_to_capacity && !model.moe_expert_capacity_factor) {
     report->Add("model.moe_pad_expert_input_to_capacity", "needs model.moe_expert_capacity_factor");
+  }
+  if (report->Good({"model.moe_router_topk"}) && model.moe_apply_probs_on_input &&
+      model.moe_router_topk != 1) {
+    report->Add("model.moe_apply_probs_on_input",
+                absl::StrCat("needs model.moe_router_topk=1, which is ", model.moe_router_topk));
   }
   if (!report->Good(
           {"parallel.tensor_model_parallel_size", "parallel.expert_tensor_parallel_size"})) {

@@ -1,4 +1,4 @@
-// Rules on the rank grid and sharded data parallelism.
+// Rules on the rank grid and on what tensor parallelism divides.
 #include <algorithm>
 
 #include "absl/strings/ascii.h"
@@ -9,21 +9,6 @@
 
 namespace muster {
 namespace {
-
-// 0 while the sizes are faulty or do not divide world_size.
-int64_t ExpertDataParallelSize(const JobSpec& spec, const RuleReport& report) {
-  const ParallelSpec& parallel = spec.parallel;
-  if (!report.Good({"resources.world_size", "parallel.tensor_model_parallel_size",
-                    "parallel.expert_tensor_parallel_size", "parallel.expert_model_parallel_size",
-                    "parallel.pipeline_model_parallel_size"})) {
-    return 0;
-  }
-  // Sizes are at most 1e7 each, so a product of two fits and is compared before the third.
-  const int64_t pair = ExpertTensorSize(parallel) * parallel.expert_model_parallel_size;
-  if (pair > spec.resources.world_size) return 0;
-  const int64_t ranks = pair * parallel.pipeline_model_parallel_size;
-  return spec.resources.world_size % ranks == 0 ? spec.resources.world_size / ranks : 0;
-}
 
 // Axes of the order string, each known and given once; sizes above 1 must be named (reference 1).
 void CheckOrder(const JobSpec& spec, RuleReport* report) {
@@ -114,6 +99,20 @@ int64_t DataParallelSize(const JobSpec& spec, const RuleReport& report) {
   return spec.resources.world_size % ranks == 0 ? spec.resources.world_size / ranks : 0;
 }
 
+int64_t ExpertDataParallelSize(const JobSpec& spec, const RuleReport& report) {
+  const ParallelSpec& parallel = spec.parallel;
+  if (!report.Good({"resources.world_size", "parallel.tensor_model_parallel_size",
+                    "parallel.expert_tensor_parallel_size", "parallel.expert_model_parallel_size",
+                    "parallel.pipeline_model_parallel_size"})) {
+    return 0;
+  }
+  // Sizes are at most 1e7 each, so a product of two fits and is compared before the third.
+  const int64_t pair = ExpertTensorSize(parallel) * parallel.expert_model_parallel_size;
+  if (pair > spec.resources.world_size) return 0;
+  const int64_t ranks = pair * parallel.pipeline_model_parallel_size;
+  return spec.resources.world_size % ranks == 0 ? spec.resources.world_size / ranks : 0;
+}
+
 void CheckTopology(const JobSpec& spec, RuleReport* report) {
   const ParallelSpec& parallel = spec.parallel;
   if (report->Good({"resources.world_size", "parallel.tensor_model_parallel_size",
@@ -176,84 +175,6 @@ void CheckSplits(const JobSpec& spec, RuleReport* report) {
     // Each context parallel rank splits its own part of the sequence again.
     must_be_multiple("model.seq_length", model.seq_length, tp * cp,
                      "tensor x context parallel size (sequence_parallel)");
-  }
-  if (cp > 1) {
-    must_be_multiple("model.seq_length", model.seq_length, 2 * cp,
-                     "2 x parallel.context_parallel_size");
-  }
-  const bool exchanges_heads =
-      report->Good({"parallel.cp_comm_type"}) && cp > 1 && parallel.cp_comm_type.front() == "a2a";
-  const int64_t groups = model.num_query_groups.value_or(model.num_attention_heads);
-  if (exchanges_heads && report->Good({"model.num_query_groups", "model.num_attention_heads"}) &&
-      (model.num_attention_heads % (tp * cp) != 0 || groups % (tp * cp) != 0)) {
-    report->Add(
-        "parallel.cp_comm_type",
-        absl::StrCat("a2a needs query heads (", model.num_attention_heads, ") and query groups (",
-                     groups, ") that are multiples of tensor x context parallel size = ", tp * cp));
-  }
-}
-
-void CheckSharding(const JobSpec& spec, RuleReport* report) {
-  const ParallelSpec& parallel = spec.parallel;
-  const TrainingSpec& training = spec.training;
-  const bool megatron_fsdp = parallel.use_megatron_fsdp;
-  if (parallel.overlap_param_gather && !parallel.overlap_grad_reduce) {
-    report->Add("parallel.overlap_param_gather", "needs parallel.overlap_grad_reduce");
-  }
-  if (parallel.overlap_param_gather && !parallel.use_distributed_optimizer && !megatron_fsdp &&
-      spec.optimizer.optimizer != "dist_muon") {
-    report->Add("parallel.overlap_param_gather",
-                "needs parallel.use_distributed_optimizer, parallel.use_megatron_fsdp or "
-                "optimizer.optimizer dist_muon");
-  }
-  if (parallel.pad_buckets_for_high_nccl_busbw && !parallel.use_distributed_optimizer) {
-    report->Add("parallel.pad_buckets_for_high_nccl_busbw",
-                "needs parallel.use_distributed_optimizer");
-  }
-  if (parallel.ddp_bucket_size && parallel.ddp_num_buckets) {
-    report->Add("parallel.ddp_num_buckets", "excludes parallel.ddp_bucket_size");
-  }
-  if (parallel.ddp_average_in_collective && training.calculate_per_token_loss) {
-    report->Add("parallel.ddp_average_in_collective", "excludes training.calculate_per_token_loss");
-  }
-  const int64_t instances = parallel.num_distributed_optimizer_instances;
-  const int64_t dp = DataParallelSize(spec, *report);
-  const int64_t edp = ExpertDataParallelSize(spec, *report);
-  if (report->Good({"parallel.num_distributed_optimizer_instances"}) && instances > 1) {
-    const char* const field = "parallel.num_distributed_optimizer_instances";
-    if (!parallel.use_distributed_optimizer) {
-      report->Add(field, "needs parallel.use_distributed_optimizer");
-    } else if (dp != 0 && edp != 0 &&
-               ((dp * parallel.context_parallel_size) % instances != 0 || edp % instances != 0)) {
-      report->Add(field, absl::StrCat("must divide data x context parallel size = ",
-                                      dp * parallel.context_parallel_size,
-                                      " and expert data parallel size = ", edp));
-    }
-  }
-  if (report->Good({"parallel.data_parallel_sharding_strategy"}) && !megatron_fsdp &&
-      parallel.data_parallel_sharding_strategy != "no_shard") {
-    report->Add("parallel.data_parallel_sharding_strategy", "needs parallel.use_megatron_fsdp");
-  }
-  const bool muon = UsesMuon(spec.optimizer);
-  if (megatron_fsdp && muon && report->Good({"optimizer.optimizer"})) {
-    report->Add("parallel.use_megatron_fsdp", "runs with optimizer adam or sgd only");
-  }
-  if (!parallel.use_torch_fsdp2) return;
-  const struct {
-    bool broken;
-    const char* message;
-  } rules[] = {
-      {megatron_fsdp, "excludes parallel.use_megatron_fsdp"},
-      {parallel.use_distributed_optimizer, "excludes parallel.use_distributed_optimizer"},
-      {parallel.pipeline_model_parallel_size > 1, "needs pipeline_model_parallel_size=1"},
-      {parallel.expert_model_parallel_size > 1, "needs expert_model_parallel_size=1"},
-      {!spec.model.untie_embeddings_and_output_weights,
-       "needs model.untie_embeddings_and_output_weights"},
-      {training.fp16, "excludes training.fp16"},
-      {muon, "runs with optimizer adam or sgd only"},
-  };
-  for (const auto& rule : rules) {
-    if (rule.broken) report->Add("parallel.use_torch_fsdp2", rule.message);
   }
 }
 

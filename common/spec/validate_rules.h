@@ -10,6 +10,7 @@ namespace muster {
 
 // Data parallel ranks; 0 while the sizes they follow from are faulty or do not divide world_size.
 int64_t DataParallelSize(const JobSpec& spec, const RuleReport& report);
+int64_t ExpertDataParallelSize(const JobSpec& spec, const RuleReport& report);
 
 int64_t ExpertTensorSize(const ParallelSpec& parallel);  // expert tensor parallel ranks
 int64_t FfnHiddenSize(const ModelSpec& model);           // as given, or its default
@@ -28,8 +29,10 @@ void CheckJob(const JobSpec& spec, RuleReport* report);
 
 void CheckTopology(const JobSpec& spec, RuleReport* report);
 void CheckPipeline(const JobSpec& spec, RuleReport* report);
-void CheckSplits(const JobSpec& spec, RuleReport* report);  // what tp and cp must divide
+void CheckSplits(const JobSpec& spec, RuleReport* report);  // what tp must divide
+void CheckContext(const JobSpec& spec, RuleReport* report);
 void CheckExperts(const JobSpec& spec, RuleReport* report);
+void CheckRouter(const JobSpec& spec, RuleReport* report);
 void CheckSharding(const JobSpec& spec, RuleReport* report);
 
 }  // namespace muster

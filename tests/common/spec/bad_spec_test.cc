@@ -334,7 +334,8 @@ TEST(BadSpecTest, RulesOnExperts) {
        "model.num_experts", "must be a multiple of parallel.expert_model_parallel_size=2"},
       {with_experts({"model.moe_router_topk=5"}), "model.moe_router_topk",
        "must be at most model.num_experts=4"},
-      {with_experts({"model.moe_router_topk=1"}), "model.moe_router_pre_softmax", "is required"},
+      {with_experts({"model.moe_router_topk=1"}), "model.moe_router_pre_softmax",
+       "must be true with"},
       {with_experts(
            {"model.moe_router_load_balancing_type=sinkhorn", "model.moe_aux_loss_coeff=1"}),
        "model.moe_aux_loss_coeff", "must be 0 with sinkhorn"},
