@@ -9,6 +9,7 @@
 #include "common/schedule/from_spec.h"
 #include "common/schedule/plan.h"
 #include "common/schedule/schedule_check.h"
+#include "common/spec/data_sharding.h"
 #include "common/spec/validate.h"
 #include "gtest/gtest.h"
 
@@ -48,6 +49,91 @@ std::string DrawLayout(Draw* draw, int64_t layers, int64_t pp) {
   return text + (draw->OneIn(20) ? "" : "L");
 }
 
+// A list as long as the model's layers, or nearly.
+template <class T>
+std::vector<T> DrawPerLayer(Draw* draw, int64_t layers, std::initializer_list<T> values) {
+  std::vector<T> list;
+  const int64_t size = draw->OneIn(10) ? layers + 1 : layers;
+  for (int64_t i = 0; i < size; ++i) list.push_back(draw->Of(values));
+  return list;
+}
+
+void DrawContext(Draw* draw, JobSpec* spec) {
+  ParallelSpec& p = spec->parallel;
+  const int64_t cp = p.context_parallel_size;
+  const auto types = {"p2p", "p2p", "all_gather", "a2a", "a2a+p2p"};
+  p.cp_comm_type = {draw->Of(types)};
+  if (draw->OneIn(4)) {
+    p.cp_comm_type.clear();
+    for (const char* type : DrawPerLayer(draw, spec->model.num_layers, types)) {
+      p.cp_comm_type.emplace_back(type);
+    }
+  }
+  if (draw->OneIn(2)) {
+    const int64_t inner = draw->Of<int64_t>({1, 2, cp});
+    p.hierarchical_context_parallel_sizes = {inner, draw->OneIn(6) ? cp : cp / inner};
+  }
+}
+
+// Mostly well formed: what a random spec of so many options seldom is.
+void DrawExperts(Draw* draw, JobSpec* spec) {
+  ModelSpec& m = spec->model;
+  ParallelSpec& p = spec->parallel;
+  m.num_experts = draw->Of<int64_t>({2, 4, 6, 8});
+  m.add_bias_linear = draw->OneIn(5);
+  if (draw->OneIn(3)) p.expert_model_parallel_size = draw->Of<int64_t>({2, 2, 3});
+  p.expert_tensor_parallel_size = draw->Perhaps(2, 2);
+  if (!draw->OneIn(10)) p.sequence_parallel = true;
+  if (draw->OneIn(3)) m.moe_layer_freq = {draw->UpTo(3) - (draw->OneIn(8) ? 1 : 0)};
+  if (draw->OneIn(4)) m.moe_layer_freq = DrawPerLayer<int64_t>(draw, m.num_layers, {0, 1, 1});
+  m.moe_router_topk = draw->Of<int64_t>({1, 2, 2, 2, 3});
+  m.moe_router_pre_softmax = m.moe_router_topk == 1 ? !draw->OneIn(6) : draw->OneIn(3);
+  if (draw->OneIn(3)) m.moe_router_score_function = "sigmoid";
+  m.moe_router_enable_expert_bias = draw->OneIn(m.moe_router_score_function == "sigmoid" ? 2 : 30);
+  if (draw->OneIn(5)) {
+    m.moe_router_num_groups = draw->OneIn(2) ? 2 : draw->UpTo(4);
+    m.moe_router_group_topk = draw->Perhaps(1, 2);
+  }
+  if (draw->OneIn(4)) {
+    m.moe_router_load_balancing_type = {
+        draw->Of<const char*>({"aux_loss", "seq_aux_loss", "global_aux_loss", "sinkhorn", "none"})};
+    m.moe_aux_loss_coeff = {draw->OneIn(2) ? 0.0 : 0.01};
+  } else if (draw->OneIn(4)) {
+    m.moe_router_load_balancing_type = {"aux_loss", "seq_aux_loss"};
+    m.moe_aux_loss_coeff = {0.01, 0.02};
+    if (draw->OneIn(6)) m.moe_aux_loss_coeff.pop_back();
+  }
+  if (draw->OneIn(3)) m.moe_expert_capacity_factor = draw->Of({0.5, 1.0, 4.0});
+  m.moe_pad_expert_input_to_capacity = draw->OneIn(m.moe_expert_capacity_factor ? 2 : 30);
+  if (draw->OneIn(2)) m.moe_token_dispatcher_type = "alltoall";
+  m.moe_grouped_gemm = draw->OneIn(2);
+  m.moe_apply_probs_on_input = draw->OneIn(m.moe_router_topk == 1 ? 2 : 30);
+  m.moe_ffn_hidden_size =
+      draw->OneIn(3) ? std::optional<int64_t>(2 * draw->UpTo(30)) : draw->Perhaps(10, 60);
+  if (draw->OneIn(3)) {
+    m.moe_shared_expert_intermediate_size = p.tensor_model_parallel_size * draw->UpTo(20);
+  }
+  const bool has_shared = m.moe_shared_expert_intermediate_size.has_value();
+  m.moe_shared_expert_gate = draw->OneIn(has_shared ? 3 : 30);
+  m.moe_shared_expert_overlap =
+      draw->OneIn(has_shared && m.moe_token_dispatcher_type == "alltoall" ? 3 : 40);
+}
+
+void DrawSharding(Draw* draw, JobSpec* spec) {
+  ParallelSpec& p = spec->parallel;
+  if (draw->OneIn(6)) {
+    p.use_megatron_fsdp = true;
+    p.data_parallel_sharding_strategy =
+        draw->Of<const char*>({"no_shard", "optim", "optim_grads", "optim_grads_params"});
+    if (draw->OneIn(8)) p.outer_dp_sharding_strategy = "optim";
+  } else if (draw->OneIn(12)) {
+    p.use_torch_fsdp2 = true;
+    p.torch_fsdp2_reshard_after_forward = draw->OneIn(2);
+    p.use_distributed_optimizer = draw->OneIn(8);
+  }
+  if (draw->OneIn(30)) spec->training.check_weight_hash_across_dp_replicas_interval = 2;
+}
+
 JobSpec DrawSpec(uint64_t seed) {
   Draw draw(seed);
   JobSpec spec;
@@ -59,7 +145,7 @@ JobSpec DrawSpec(uint64_t seed) {
   const int64_t tp = draw.Of<int64_t>({1, 1, 1, 2, 2, 3, 4});
   const int64_t pp = draw.Of<int64_t>({1, 2, 2, 3, 4});
   const int64_t dp = draw.Of<int64_t>({1, 1, 2, 3, 4});
-  const int64_t cp = draw.OneIn(8) ? 2 : 1;
+  const int64_t cp = draw.OneIn(6) ? draw.Of<int64_t>({2, 2, 4}) : 1;
   spec.resources.world_size = tp * pp * dp * cp + (draw.OneIn(20) ? 1 : 0);
   p.tensor_model_parallel_size = tp;
   p.pipeline_model_parallel_size = pp;
@@ -74,12 +160,8 @@ JobSpec DrawSpec(uint64_t seed) {
   m.ffn_hidden_size = draw.OneIn(5) ? draw.UpTo(100) : tp * draw.UpTo(40);
   m.swiglu = draw.OneIn(3);
   m.untie_embeddings_and_output_weights = draw.OneIn(2);
-  if (draw.OneIn(5)) {
-    m.num_experts = draw.Of<int64_t>({2, 4, 6});
-    m.add_bias_linear = draw.OneIn(5);
-    if (draw.OneIn(2)) p.expert_model_parallel_size = draw.Of<int64_t>({2, 3});
-    p.expert_tensor_parallel_size = draw.Perhaps(2, 2);
-  }
+  if (cp > 1 || draw.OneIn(20)) DrawContext(&draw, &spec);
+  if (draw.OneIn(3)) DrawExperts(&draw, &spec);
   if (draw.OneIn(6)) {
     p.order =
         draw.Of<const char*>({"tp-cp-ep-pp-dp", "dp-pp-tp-cp-ep", "pp-dp-tp-ep-cp", "tp-dp-pp",
@@ -107,6 +189,7 @@ JobSpec DrawSpec(uint64_t seed) {
   p.overlap_param_gather = draw.OneIn(4);
   p.align_grad_reduce = draw.OneIn(2);
   p.pad_buckets_for_high_nccl_busbw = draw.OneIn(20);
+  DrawSharding(&draw, &spec);
   if (draw.OneIn(8)) p.num_distributed_optimizer_instances = draw.UpTo(3);
   p.ddp_num_buckets = draw.Perhaps(8, 4);
   p.ddp_bucket_size = draw.Perhaps(12, 1000);
@@ -181,6 +264,7 @@ TEST(RandomSpecTest, WhatIsRefusedLaterIsAnErrorOfTheSpec) {
   const uint64_t first_seed = 20260830;
   std::cout << "seeds " << first_seed << " and up\n";
   int num_good = 0, num_interleaved = 0, num_refused_later = 0;
+  int num_context = 0, num_experts = 0, num_by_unit = 0;
   for (uint64_t seed = first_seed; seed < first_seed + 20000; ++seed) {
     const JobSpec spec = DrawSpec(seed);
     const std::vector<SpecProblem> problems = Validate(spec);
@@ -192,6 +276,9 @@ TEST(RandomSpecTest, WhatIsRefusedLaterIsAnErrorOfTheSpec) {
       ASSERT_TRUE(status.ok()) << "seed " << seed << ": " << status << "\n" << JobSpecToJson(spec);
       ++num_good;
       if (LayerSplitOf(spec)->virtual_pp > 1) ++num_interleaved;
+      if (spec.parallel.context_parallel_size > 1) ++num_context;
+      if (spec.model.num_experts.has_value()) ++num_experts;
+      if (DataShardingOf(spec.parallel).by_unit) ++num_by_unit;
     }
     if (!status.ok()) {
       ++num_refused_later;
@@ -206,6 +293,9 @@ TEST(RandomSpecTest, WhatIsRefusedLaterIsAnErrorOfTheSpec) {
   EXPECT_GT(num_good, 600);
   EXPECT_GT(num_interleaved, 60);
   EXPECT_GT(num_refused_later, 600);
+  EXPECT_GT(num_context, 60);
+  EXPECT_GT(num_experts, 60);
+  EXPECT_GT(num_by_unit, 60);
 }
 
 }  // namespace
