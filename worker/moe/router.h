@@ -56,7 +56,10 @@ class TopKRouter {
 
  private:
   at::Tensor Gate(const at::Tensor& x) const;
-  RoutedTokens Route(const at::Tensor& logits, const at::Tensor& choice) const;
+  // logits (T, E) -> (T, k) int64.
+  at::Tensor Choose(const at::Tensor& logits, bool training) const;
+  at::Tensor WithSideLosses(const at::Tensor& logits, const RoutedLayout& tokens,
+                            const at::Tensor& padding, const at::Tensor& choice) const;
 
   const Options options_;
   std::shared_ptr<GlobalExpertCounts> global_counts_;  // null without global_aux_loss
