@@ -1,6 +1,31 @@
 #include "common/schedule/activation_layers.h"
 
+#include "common/spec/per_layer.h"
+
 namespace muster {
+namespace {
+
+double RouterBytes(const JobSpec& spec) {
+  const auto& dtype = spec.model.moe_router_dtype;
+  if (spec.training.fp64 || dtype == "fp64") return 8;
+  return dtype == "fp32" || !(spec.training.fp16 || spec.training.bf16) ? 4 : 2;
+}
+
+}  // namespace
+
+LayerWalk::LayerWalk(const JobSpec& spec, const ResolvedSpec& resolved)
+    : ActivationSizes(spec, resolved),
+      has_experts_(ExpertLayers(spec.model)),
+      comm_types_(CpCommTypes(spec)),
+      expert_rows_(ExpertRowsOf(spec)),
+      router_e_(RouterBytes(spec)) {
+  const ParallelSpec& p = spec.parallel;
+  const int64_t tp = p.tensor_model_parallel_size;
+  shared_ffn_ = static_cast<double>(m_.moe_shared_expert_intermediate_size.value_or(0)) /
+                static_cast<double>(tp);
+  expert_ffn_ = static_cast<double>(m_.moe_ffn_hidden_size.value_or(resolved.ffn_hidden_size)) /
+                static_cast<double>(p.expert_tensor_parallel_size.value_or(tp));
+}
 
 void LayerWalk::Product(double x, double w, double y) {
   if (half_on_cpu()) {
@@ -23,11 +48,13 @@ void LayerWalk::NormForward(bool open) {
   tape_.Take(Hidden() + NormStats());
 }
 
-void LayerWalk::AttentionForward() {
+void LayerWalk::AttentionForward(const std::string& comm_type) {
   Tape& t = tape_;
   t.Touch(Gathered());
   Product(Whole(), Weight((heads_ + 2 * groups_) * d_, h_), Qkv());
-  if (exact_attention()) {
+  if (cp_ > 1) {
+    ContextForward(comm_type);
+  } else if (exact_attention()) {
     ExactForward(!recomputes_scores());
   } else {
     t.Take(FlashKept() - Qkv());
@@ -63,20 +90,23 @@ void LayerWalk::ExactForward(bool keeps_everything) {
   t.Give(t.held() - before - kept);
 }
 
-void LayerWalk::MlpForward() {
+void LayerWalk::MlpForward(double ffn) {
   tape_.Touch(Gathered());
-  tape_.Take(Copies());
-  Product(Whole(), Weight(ffn_, h_), Fc1());
-  tape_.Take(Activated());
-  Product(Activated(), Weight(ffn_, h_), RowSum());
+  Product(Whole(), Weight(ffn * gates(), h_), Fc1(ffn));
+  tape_.Take(Activated(ffn));
+  Product(Activated(ffn), Weight(ffn, h_), RowSum());
 }
 
-void LayerWalk::LayerForward(bool open) {
+void LayerWalk::LayerForward(int64_t layer, bool open) {
   Tape& t = tape_;
   NormForward(open);
-  AttentionForward();
+  AttentionForward(comm_types_[layer]);
   NormForward(true);
-  MlpForward();
+  if (has_experts_[layer]) {
+    MoeForward();
+  } else {
+    MlpForward(ffn_);
+  }
   t.Give(Hidden());            // attention's branch
   if (open) t.Give(Hidden());  // the branch before
 }
@@ -128,25 +158,34 @@ void LayerWalk::RowBackward(double x, double inputs) {
   t.Give(Gathered());
 }
 
-double LayerWalk::LayerBackward(bool open, double gradients) {
+void LayerWalk::MlpBackward(double ffn, double branch) {
+  Tape& t = tape_;
+  RowBackward(Activated(ffn), ffn);
+  t.Give(Activated(ffn) + branch);  // what the product kept, and its output's gradient
+  t.Take(Fc1(ffn));
+  t.Give(Activated(ffn) + Fc1(ffn));
+  ColumnBackward(Fc1(ffn), ffn * gates());
+}
+
+double LayerWalk::LayerBackward(int64_t layer, bool open, double gradients) {
   Tape& t = tape_;
   const double branch = m_.hidden_dropout > 0 && gradients > Hidden() ? Hidden() : 0;
-  RowBackward(Activated(), ffn_);
-  t.Give(Activated() + branch);  // what the product kept, and its output's gradient
-  t.Take(Fc1());
-  t.Give(Activated() + Fc1());
-  ColumnBackward(Fc1(), ffn_ * (m_.swiglu ? 2 : 1));
-  t.Give(Copies());
+  if (has_experts_[layer]) {
+    MoeBackward(branch);
+  } else {
+    MlpBackward(ffn_, branch);
+  }
   const double after_mlp = NormBackward(true, gradients - branch);
   RowBackward(Query(), heads_ * d_);
   t.Give(after_mlp - Hidden());
-  AttentionBackward();
+  AttentionBackward(comm_types_[layer]);
   ColumnBackward(Qkv(), (heads_ + 2 * groups_) * d_);
   return NormBackward(open, Hidden());
 }
 
-void LayerWalk::AttentionBackward() {
+void LayerWalk::AttentionBackward(const std::string& comm_type) {
   Tape& t = tape_;
+  if (cp_ > 1) return ContextBackward(comm_type);
   if (!exact_attention()) {
     t.Take(Qkv());
     if (!blocked_attention() && on_cpu_) {

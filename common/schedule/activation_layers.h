@@ -4,8 +4,11 @@
 #pragma once
 
 #include <algorithm>
+#include <string>
+#include <vector>
 
 #include "common/schedule/activation_sizes.h"
+#include "common/schedule/expert_rows.h"
 
 namespace muster {
 
@@ -31,13 +34,13 @@ class Tape {
 
 class LayerWalk : public ActivationSizes {
  public:
-  using ActivationSizes::ActivationSizes;
+  LayerWalk(const JobSpec& spec, const ResolvedSpec& resolved);
 
   Tape& tape() { return tape_; }
 
-  // `open`: the layer before left its sum to be made here; its branch lives until the end of this
-  // layer. The layer leaves its own sum open.
-  void LayerForward(bool open);
+  // `layer`: its number in the whole model. `open`: the layer before left its sum to be made here;
+  // its branch lives until the end of this layer. The layer leaves its own sum open.
+  void LayerForward(int64_t layer, bool open);
   void NormForward(bool open);
   void HeadForward();
 
@@ -45,15 +48,34 @@ class LayerWalk : public ActivationSizes {
   // residual stream's gradients that are held: of the sum's two parts, or of one where nothing was
   // added.
   double HeadBackward(bool open);  // with the final norm's
-  double LayerBackward(bool open, double gradients);
+  double LayerBackward(int64_t layer, bool open, double gradients);
 
  private:
-  void AttentionForward();
+  void AttentionForward(const std::string& comm_type);
   void ExactForward(bool keeps_everything);
-  void MlpForward();
+  void MlpForward(double ffn);
+  // With what waits for it: `branch`, the gradient of the block's output where that is a tensor of
+  // its own.
+  void MlpBackward(double ffn, double branch);
+
+  // Between the projections, with context parallelism (activation_context.cc): from qkv to the
+  // output's rows, and back.
+  void ContextForward(const std::string& comm_type);
+  void ContextBackward(const std::string& comm_type);
+  bool draws_masks() const { return m_.attention_dropout > 0; }
+  void ExactPieces(double pieces, double keys);
+  // Experts in the feed-forward block's place (activation_experts.cc).
+  void MoeForward();
+  void MoeBackward(double branch);
+  void RouterForward();
+  void ExpertsForward();
+  void ExpertsBackward();
+  // Rows of `from` ranks' tokens become those of `to`; what they were goes.
+  void Exchange(double from, double to);
+  double Rows(double rows) const { return rows * (h_ * e_ + router_e_); }  // and their weights
   double NormBackward(bool open, double dx_before);
   // With the output's gradient in rows held; leaves that of qkv.
-  void AttentionBackward();
+  void AttentionBackward(const std::string& comm_type);
   // A column-parallel product: gradient of its input, then of its weight; its output's gradient
   // (`dy`) goes, and so does its input.
   void ColumnBackward(double dy, double outputs);
@@ -68,6 +90,11 @@ class LayerWalk : public ActivationSizes {
   void WeightGradient(double dy, double x, double weight);
 
   Tape tape_;
+  const std::vector<bool> has_experts_;
+  const std::vector<std::string> comm_types_;
+  const ExpertRows expert_rows_;
+  const double router_e_;  // bytes of a token's weight for an expert
+  double shared_ffn_ = 0, expert_ffn_ = 0;
 };
 
 }  // namespace muster

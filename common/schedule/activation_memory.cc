@@ -25,13 +25,13 @@ class ChunkWalk : private LayerWalk {
     for (int64_t layer = 0; layer < num_layers;) {
       const int64_t group = CheckpointAt(layer, num_layers);
       if (group == 0) {
-        LayerForward(open);
+        LayerForward(chunk.layers[layer], open);
         open = true;
         ++layer;
         continue;
       }
       const double before = t.held();
-      RunGroup(group);
+      RunGroup(chunk, layer, group);
       t.Take(Hidden());  // the group's output
       t.Give(t.held() - before - Hidden());
       open = false;
@@ -55,8 +55,8 @@ class ChunkWalk : private LayerWalk {
   }
 
  private:
-  void RunGroup(int64_t num_layers) {
-    for (int64_t i = 0; i < num_layers; ++i) LayerForward(/*open=*/i > 0);
+  void RunGroup(const ChunkLayers& chunk, int64_t first, int64_t num_layers) {
+    for (int64_t i = 0; i < num_layers; ++i) LayerForward(chunk.layers[first + i], /*open=*/i > 0);
   }
 
   void Backward(const ChunkLayers& chunk, int64_t num_layers, bool open) {
@@ -72,14 +72,16 @@ class ChunkWalk : private LayerWalk {
       const int64_t group = GroupEndingAt(layer, num_layers);
       if (group == 0) {
         const bool first_is_open = layer > 1 && GroupEndingAt(layer - 1, num_layers) == 0;
-        gradients = LayerBackward(first_is_open, gradients);
+        gradients = LayerBackward(chunk.layers[layer - 1], first_is_open, gradients);
         --layer;
         continue;
       }
-      RunGroup(group);  // once more, kept
+      RunGroup(chunk, layer - group, group);  // once more, kept
       t.Take(Hidden());
       t.Give(2 * Hidden());
-      for (int64_t i = group; i > 0; --i) gradients = LayerBackward(i > 1, gradients);
+      for (int64_t i = group; i > 0; --i) {
+        gradients = LayerBackward(chunk.layers[layer - group + i - 1], i > 1, gradients);
+      }
       layer -= group;
     }
   }

@@ -9,7 +9,8 @@ ActivationSizes::ActivationSizes(const JobSpec& spec, const ResolvedSpec& r)
   on_cpu_ = spec.resources.device == "cpu";
   wide_ = t_.fp64 ? 8 : 4;
   e_ = t_.fp16 || t_.bf16 ? 2 : wide_;
-  seq_ = static_cast<double>(m_.seq_length) / static_cast<double>(p.context_parallel_size);
+  cp_ = static_cast<double>(p.context_parallel_size);
+  seq_ = static_cast<double>(m_.seq_length) / cp_;
   n_ = static_cast<double>(t_.micro_batch_size) * seq_;
   sequence_parallel_ = p.sequence_parallel && tp > 1;
   seq_major_ = sequence_parallel_ || p.pipeline_model_parallel_size > 1;
@@ -19,14 +20,6 @@ ActivationSizes::ActivationSizes(const JobSpec& spec, const ResolvedSpec& r)
   groups_ = static_cast<double>(r.num_query_groups) / tp;
   d_ = static_cast<double>(r.kv_channels);
   ffn_ = static_cast<double>(r.ffn_hidden_size) / tp;
-  if (m_.num_experts) {
-    const double etp =
-        static_cast<double>(p.expert_tensor_parallel_size.value_or(p.tensor_model_parallel_size));
-    ffn_ = static_cast<double>(m_.moe_router_topk *
-                               m_.moe_ffn_hidden_size.value_or(r.ffn_hidden_size)) /
-               etp +
-           static_cast<double>(m_.moe_shared_expert_intermediate_size.value_or(0)) / tp;
-  }
   vocab_ = static_cast<double>(r.padded_vocab_size) / tp;
 }
 

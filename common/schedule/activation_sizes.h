@@ -22,12 +22,10 @@ class ActivationSizes {
   double Qkv() const { return n_ * (heads_ + 2 * groups_) * d_ * e_; }
   double Query() const { return n_ * heads_ * d_ * e_; }
   double KeyValue() const { return 2 * n_ * groups_ * d_ * e_; }
-  double Fc1() const { return n_ * ffn_ * (m_.swiglu ? 2 : 1) * e_; }
-  double Activated() const { return n_ * ffn_ * e_; }
-  // A token is copied for each further expert that it goes to.
-  double Copies() const {
-    return m_.num_experts ? static_cast<double>(m_.moe_router_topk - 1) * Hidden() : 0;
-  }
+  // Of a feed-forward block with this part of the inner width.
+  double Fc1(double ffn) const { return n_ * ffn * gates() * e_; }
+  double Activated(double ffn) const { return n_ * ffn * e_; }
+  double gates() const { return m_.swiglu ? 2 : 1; }
   double Logits() const { return n_ * vocab_ * e_; }
   bool half_on_cpu() const { return on_cpu_ && t_.fp16; }
   bool rotates() const { return m_.position_embedding_type == "rope"; }
@@ -47,6 +45,12 @@ class ActivationSizes {
   // What fused attention keeps: heads (views of qkv where they are not copied), output,
   // log-sum-exp.
   double FlashKept() const;
+  // With context parallelism: queries, keys, values, output and log-sum-exp; the output twice where
+  // it is computed by heads of the whole sequence.
+  double ContextKept(bool by_heads) const {
+    return Query() * (by_heads ? 3 : 2) + KeyValue() + n_ * heads_ * wide_;
+  }
+
   // What exact attention keeps of the scores, once its temporaries are gone.
   double ScoresKept() const;
   // Copies of query, key and value by head, and what their normalisation keeps.
@@ -55,7 +59,7 @@ class ActivationSizes {
  protected:
   const ModelSpec& m_;
   const TrainingSpec& t_;
-  double seq_, n_, rows_, h_, heads_, groups_, d_, ffn_, vocab_;
+  double seq_, n_, rows_, h_, heads_, groups_, d_, ffn_, vocab_, cp_;
   double e_, wide_;  // bytes of an element, and of what sums are kept in
   bool on_cpu_, sequence_parallel_, seq_major_;
 };

@@ -2,13 +2,17 @@
 
 #include <algorithm>
 
+#include "common/spec/per_layer.h"
+
 namespace muster {
-namespace {
 
 ParameterCount operator+(const ParameterCount& a, const ParameterCount& b) {
   return {a.dense_matrices + b.dense_matrices, a.dense_other + b.dense_other,
           a.expert_matrices + b.expert_matrices, a.expert_other + b.expert_other};
 }
+
+namespace {
+
 ParameterCount Times(const ParameterCount& a, int64_t n) {
   return {a.dense_matrices * n, a.dense_other * n, a.expert_matrices * n, a.expert_other * n};
 }
@@ -23,11 +27,14 @@ struct Cut {
 class Counter {
  public:
   Counter(const JobSpec& spec, const ResolvedSpec& resolved, Cut cut)
-      : m_(spec.model), r_(resolved), cut_(cut), h_(spec.model.hidden_size) {}
+      : m_(spec.model),
+        r_(resolved),
+        cut_(cut),
+        h_(spec.model.hidden_size),
+        has_experts_(ExpertLayers(spec.model)) {}
 
-  ParameterCount Layer() const {
-    const ParameterCount mlp =
-        m_.num_experts.has_value() ? Moe() : Mlp(r_.ffn_hidden_size, cut_.tp);
+  ParameterCount Layer(int64_t layer) const {
+    const ParameterCount mlp = has_experts_[layer] ? Moe() : Mlp(r_.ffn_hidden_size, cut_.tp);
     return Norm(h_) + Attention() + Norm(h_) + mlp;
   }
   ParameterCount Norm(int64_t size) const {
@@ -64,10 +71,12 @@ class Counter {
     const ParameterCount expert = Mlp(ffn, cut_.etp);
     const int64_t num_local = *m_.num_experts / cut_.ep;
     ParameterCount count = Matrix(*m_.num_experts, h_);  // router, on every rank
+    if (m_.add_bias_linear) count = count + Other(*m_.num_experts);
     count = count + ParameterCount{.expert_matrices = expert.dense_matrices * num_local,
                                    .expert_other = expert.dense_other * num_local};
     if (m_.moe_shared_expert_intermediate_size.value_or(0) > 0) {
       count = count + Mlp(*m_.moe_shared_expert_intermediate_size, cut_.tp);
+      if (m_.moe_shared_expert_gate) count = count + Matrix(1, h_);
     }
     return count;
   }
@@ -76,35 +85,47 @@ class Counter {
   const ResolvedSpec& r_;
   const Cut cut_;
   const int64_t h_;
+  const std::vector<bool> has_experts_;
 };
 
 }  // namespace
 
 ParameterCount CountParameters(const JobSpec& spec, const ResolvedSpec& resolved) {
   const Counter counter(spec, resolved, {});
-  ParameterCount count = counter.WordEmbedding() + counter.PositionEmbedding() +
-                         Times(counter.Layer(), spec.model.num_layers) +
-                         counter.Norm(spec.model.hidden_size);
+  ParameterCount count =
+      counter.WordEmbedding() + counter.PositionEmbedding() + counter.Norm(spec.model.hidden_size);
+  for (int64_t layer = 0; layer < spec.model.num_layers; ++layer) {
+    count = count + counter.Layer(layer);
+  }
   if (spec.model.untie_embeddings_and_output_weights) count = count + counter.WordEmbedding();
   return count;
 }
 
-ParameterCount CountRankParameters(const JobSpec& spec, const ResolvedSpec& resolved,
-                                   const std::vector<ChunkLayers>& chunks) {
+ChunkParameters CountChunkParameters(const JobSpec& spec, const ResolvedSpec& resolved,
+                                     const ChunkLayers& chunk) {
   const ParallelSpec& p = spec.parallel;
   const int64_t tp = p.tensor_model_parallel_size;
   const Counter counter(
       spec, resolved,
       {tp, p.expert_model_parallel_size, p.expert_tensor_parallel_size.value_or(tp)});
+  ChunkParameters parts;
+  for (const int64_t layer : chunk.layers) parts.layers.push_back(counter.Layer(layer));
+  if (chunk.embedding) parts.embedding = counter.WordEmbedding() + counter.PositionEmbedding();
+  if (!chunk.loss) return parts;
+  parts.final_norm = counter.Norm(spec.model.hidden_size);
+  const bool shares_first_stage =
+      !spec.model.untie_embeddings_and_output_weights && p.pipeline_model_parallel_size == 1;
+  if (!shares_first_stage) parts.output = counter.WordEmbedding();
+  return parts;
+}
+
+ParameterCount CountRankParameters(const JobSpec& spec, const ResolvedSpec& resolved,
+                                   const std::vector<ChunkLayers>& chunks) {
   ParameterCount count;
   for (const ChunkLayers& chunk : chunks) {
-    count = count + Times(counter.Layer(), static_cast<int64_t>(chunk.layers.size()));
-    if (chunk.embedding) count = count + counter.WordEmbedding() + counter.PositionEmbedding();
-    if (!chunk.loss) continue;
-    count = count + counter.Norm(spec.model.hidden_size);
-    const bool shares_first_stage =
-        !spec.model.untie_embeddings_and_output_weights && p.pipeline_model_parallel_size == 1;
-    if (!shares_first_stage) count = count + counter.WordEmbedding();
+    const ChunkParameters parts = CountChunkParameters(spec, resolved, chunk);
+    count = count + parts.embedding + parts.final_norm + parts.output;
+    for (const ParameterCount& layer : parts.layers) count = count + layer;
   }
   return count;
 }

@@ -19,12 +19,21 @@ struct ParameterCount {
   int64_t total() const { return dense_matrices + dense_other + expert_matrices + expert_other; }
 };
 
+ParameterCount operator+(const ParameterCount& a, const ParameterCount& b);
+
 // The whole model; tied weights count once.
 ParameterCount CountParameters(const JobSpec& spec, const ResolvedSpec& resolved);
 
-// What a rank of the pipeline stage with these chunks holds: split over tensor and expert
-// parallelism, whole otherwise (no data-parallel sharding). With pipelining, the last stage has its
-// own copy of a tied embedding.
+// What a rank holds of a chunk: split over tensor and expert parallelism, whole otherwise (no
+// data-parallel sharding). With pipelining, the last stage has its own copy of a tied embedding.
+struct ChunkParameters {
+  std::vector<ParameterCount> layers;
+  ParameterCount embedding, final_norm, output;
+};
+ChunkParameters CountChunkParameters(const JobSpec& spec, const ResolvedSpec& resolved,
+                                     const ChunkLayers& chunk);
+
+// The sum over the chunks of a pipeline stage.
 ParameterCount CountRankParameters(const JobSpec& spec, const ResolvedSpec& resolved,
                                    const std::vector<ChunkLayers>& chunks);
 

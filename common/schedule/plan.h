@@ -16,19 +16,22 @@ namespace muster {
 // checkpoints, snapshots, collectives' buffers, the process itself.
 //   parameters   in the model's dtype
 //   gradients    the accumulation buffers (fp32 where the spec reduces in fp32)
-//   optimizer    moments, and fp32 main parameters for half-precision models; with the distributed
-//                optimizer a rank holds 1 / (dp * cp / instances) of it (experts: 1 / expert dp)
+//   optimizer    moments, and fp32 main parameters for half-precision models
+//   gathered     with fully sharded data parallelism the whole values and local gradients of the
+//                units that are in use, and of the root
+// What is sharded is cut over dp * cp / instances ranks, experts over expert dp / instances.
 //   activations  the most that lives on top of these at a time: what every microbatch in flight
 //                keeps between its forward and its backward pass (of partially checkpointed ones
 //                and of those recomputed as a whole, as many as the schedule holds together), the
 //                temporaries of the pass that runs,
 //                rotary tables (activation_memory.h); or the optimizer's temporaries, if they are
-//                more. Of a ramp-up the full batch counts.
+//                more. Of a ramp-up the full batch counts. Experts are taken to be chosen evenly.
 struct RankPlan {
   int64_t parameters = 0;  // elements held
-  int64_t parameter_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0, activation_bytes = 0;
+  int64_t parameter_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0;
+  int64_t gathered_bytes = 0, activation_bytes = 0;
   int64_t total_bytes() const {
-    return parameter_bytes + gradient_bytes + optimizer_bytes + activation_bytes;
+    return parameter_bytes + gradient_bytes + optimizer_bytes + gathered_bytes + activation_bytes;
   }
 };
 

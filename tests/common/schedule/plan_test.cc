@@ -1,139 +1,16 @@
 #include "common/schedule/plan.h"
 
-#include <functional>
 #include <string>
 
 #include "common/schedule/activation_memory.h"
-#include "common/schedule/model_size.h"
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
+#include "plan_fixture.h"
 
 namespace muster {
 namespace {
 
 using ::testing::HasSubstr;
-
-struct Job {
-  JobSpec spec;
-  ResolvedSpec resolved;
-};
-
-Job Gpt2() {
-  Job job;
-  ModelSpec& m = job.spec.model;
-  m.num_layers = 12;
-  m.hidden_size = 768;
-  m.num_attention_heads = 12;
-  m.seq_length = 1024;
-  job.spec.training.micro_batch_size = 4;
-  job.spec.training.train_iters = 10;
-  ResolvedSpec& r = job.resolved;
-  r.global_batch_size = 8;
-  r.ffn_hidden_size = 3072;
-  r.kv_channels = 64;
-  r.num_query_groups = 12;
-  r.max_position_embeddings = 1024;
-  r.vocab_size = 50257;
-  r.padded_vocab_size = 50304;
-  r.train_iters = 10;
-  return job;
-}
-
-// Llama 3.2 1B: 16 layers, 2048, 32 heads in 8 groups of 64, SwiGLU 8192, 128256 tokens, tied.
-Job Llama1B() {
-  Job job;
-  ModelSpec& m = job.spec.model;
-  m.num_layers = 16;
-  m.hidden_size = 2048;
-  m.num_attention_heads = 32;
-  m.seq_length = 2048;
-  m.position_embedding_type = "rope";
-  m.normalization = "RMSNorm";
-  m.swiglu = true;
-  m.add_bias_linear = false;
-  m.attention_dropout = m.hidden_dropout = 0;
-  job.spec.training.micro_batch_size = 1;
-  job.spec.training.bf16 = true;
-  ResolvedSpec& r = job.resolved;
-  r.global_batch_size = 16;
-  r.ffn_hidden_size = 8192;
-  r.kv_channels = 64;
-  r.num_query_groups = 8;
-  r.max_position_embeddings = 2048;
-  r.vocab_size = r.padded_vocab_size = 128256;
-  r.grads_in_fp32 = true;
-  return job;
-}
-
-int64_t Count(const Job& job) { return CountParameters(job.spec, job.resolved).total(); }
-
-TEST(ModelSizeTest, Gpt2Of124M) {
-  // Embeddings 50304 x 768 + 1024 x 768; a layer 7,087,872; final norm 1,536.
-  EXPECT_EQ(Count(Gpt2()), 124475904);
-}
-
-TEST(ModelSizeTest, Llama1B) {
-  // Published: 1,235,814,400.
-  Job job = Llama1B();
-  EXPECT_EQ(Count(job), 1235814400);
-  job.spec.model.untie_embeddings_and_output_weights = true;
-  EXPECT_EQ(Count(job), 1235814400 + 128256LL * 2048);
-}
-
-TEST(ModelSizeTest, Mixtral8x7B) {
-  // Published: 46,702,792,704 (32 layers, 4096, 32 heads in 8 groups, 8 experts of 14336, 32000).
-  Job job = Llama1B();
-  job.spec.model.num_layers = 32;
-  job.spec.model.hidden_size = 4096;
-  job.spec.model.num_experts = 8;
-  job.spec.model.untie_embeddings_and_output_weights = true;
-  job.resolved.ffn_hidden_size = 14336;
-  job.resolved.kv_channels = 128;
-  job.resolved.vocab_size = job.resolved.padded_vocab_size = 32000;
-  EXPECT_EQ(Count(job), 46702792704);
-}
-
-TEST(ModelSizeTest, OptionsChangeWhatTheySay) {
-  const int64_t base = Count(Gpt2());
-  auto delta = [&](const std::function<void(Job&)>& change) {
-    Job job = Gpt2();
-    change(job);
-    return Count(job) - base;
-  };
-  EXPECT_EQ(delta([](Job& j) { j.spec.model.normalization = "RMSNorm"; }), -25 * 768);
-  EXPECT_EQ(delta([](Job& j) { j.spec.model.position_embedding_type = "none"; }), -1024 * 768);
-  // qkv 2304, projection 768, fc1 3072, fc2 768 a layer.
-  EXPECT_EQ(delta([](Job& j) { j.spec.model.add_bias_linear = false; }), -12 * 6912);
-  EXPECT_EQ(delta([](Job& j) {
-              j.spec.model.add_bias_linear = false;
-              j.spec.model.add_qkv_bias = true;
-            }),
-            -12 * (6912 - 2304));
-  EXPECT_EQ(delta([](Job& j) { j.spec.model.qk_layernorm = true; }), 12 * 2 * 2 * 64);
-  EXPECT_EQ(delta([](Job& j) { j.spec.model.swiglu = true; }), 12 * (3072 * 768 + 3072));
-  EXPECT_EQ(delta([](Job& j) { j.resolved.num_query_groups = 4; }), -12 * 2 * 8 * 64 * (768 + 1));
-  EXPECT_EQ(delta([](Job& j) {
-              j.spec.model.num_experts = 4;
-              j.spec.model.moe_shared_expert_intermediate_size = 100;
-            }),
-            // Three more MLPs, a router, a shared expert.
-            12LL * (3 * (2 * 3072 * 768 + 3072 + 768) + 4 * 768 + 2 * 100 * 768 + 100 + 768));
-}
-
-TEST(ModelSizeTest, RanksTogetherHoldTheModel) {
-  Job job = Llama1B();
-  job.spec.model.untie_embeddings_and_output_weights = true;
-  job.spec.parallel.tensor_model_parallel_size = 4;
-  job.spec.parallel.pipeline_model_parallel_size = 2;
-  auto layers = AssignLayers({.num_layers = 16, .pp = 2});
-  ASSERT_TRUE(layers.ok());
-  int64_t sum = 0;
-  for (const auto& chunks : *layers) {
-    sum += 4 * CountRankParameters(job.spec, job.resolved, chunks).total();
-  }
-  // Norms are whole on each of the four ranks.
-  EXPECT_EQ(sum, Count(job) + 3 * 33 * 2048);
-}
 
 TEST(PlanTest, OneRank) {
   const Job job = Gpt2();
@@ -214,11 +91,6 @@ TEST(PlanTest, ShardingDividesWhatItShards) {
   job.spec.parallel.num_distributed_optimizer_instances = 2;
   plan = MakePlan(job.spec, job.resolved);
   EXPECT_EQ(plan->stages[0].optimizer_bytes, 12 * n / 4);
-  job.spec.parallel.use_torch_fsdp2 = true;
-  plan = MakePlan(job.spec, job.resolved);
-  EXPECT_EQ(plan->stages[0].parameter_bytes, 2 * n / 8);
-  EXPECT_EQ(plan->stages[0].gradient_bytes, 4 * n / 8);
-  EXPECT_EQ(plan->stages[0].optimizer_bytes, 12 * n / 8);
 }
 
 TEST(PlanTest, Pipeline) {
