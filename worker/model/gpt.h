@@ -44,6 +44,11 @@ class GptModel final : public ModelChunk {
   at::Tensor Forward(const Batch& batch, const at::Tensor& input) override;
   bool awaits_parameters() const override { return true; }
   void SetFullRecompute(bool full) override { layers_->SetFullRecompute(full); }
+  bool AddUnitHooks(UnitHooks* hooks) override {
+    layers_->AddUnitHooks(hooks);
+    return true;
+  }
+  void RemoveUnitHooks(UnitHooks* hooks) override { layers_->RemoveUnitHooks(hooks); }
 
  private:
   at::Tensor Output(const at::Tensor& hidden, const Batch& batch, const TokenLayout& layout) const;

@@ -41,6 +41,8 @@ class ModelChunk {
   // called in the order in which they came (Before...) and in the opposite one (After...). Null
   // takes all of them away. False: the chunk has no units (its parameters have unit -1).
   virtual bool AddUnitHooks(UnitHooks* /*hooks*/) { return false; }
+  // Takes one away, between passes, and leaves the others.
+  virtual void RemoveUnitHooks(UnitHooks* /*hooks*/) {}
 };
 
 struct ModelBuildContext {

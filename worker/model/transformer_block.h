@@ -18,16 +18,21 @@
 
 #include "worker/model/layer.h"
 #include "worker/model/transformer_config.h"
+#include "worker/model/unit_border.h"
 
 namespace muster {
 
 class TransformerBlock {
  public:
-  // Layers [layer_offset, layer_offset + num_layers) of the model. `rotary` may be null.
+  // Layers [layer_offset, layer_offset + num_layers) of the model: the units of the chunk, numbered
+  // from 0 (Parameter::unit). `rotary` may be null.
   TransformerBlock(LayerBuild& build, int64_t layer_offset, int64_t num_layers,
                    std::shared_ptr<const RotaryTable> rotary);
 
   void SetFullRecompute(bool full) { full_recompute_ = full; }
+  // ModelChunk::AddUnitHooks. Graphs made before keep the hooks that there were.
+  void AddUnitHooks(UnitHooks* hooks);
+  void RemoveUnitHooks(UnitHooks* hooks);
 
   // hidden (N, H), finished -> the last layer's result. Graphs made here outlive the block.
   PendingAdd Forward(const at::Tensor& hidden, const TokenLayout& layout, const at::Tensor& mask,
@@ -35,6 +40,7 @@ class TransformerBlock {
 
  private:
   using Layers = std::vector<TransformerLayer>;
+  struct Pass;  // what the layers of one forward pass share
   // How many layers from `first` on are one checkpoint; 0: the layer keeps its activations.
   int64_t CheckpointAt(int64_t first) const;
 
@@ -42,6 +48,7 @@ class TransformerBlock {
   const int64_t recompute_num_layers_;
   const std::vector<at::Generator> rng_regions_;
   bool full_recompute_ = false;
+  UnitHookList hooks_ = std::make_shared<std::vector<UnitHooks*>>();
   std::shared_ptr<const Layers> layers_;  // shared with the graphs, which run them again
 };
 

@@ -11,6 +11,7 @@ namespace muster {
 
 void Parameter::AccumulateGrad(const at::Tensor& grad) {
   MUSTER_CHECK_MSG(main_grad.defined(), absl::StrCat(name, " has no main_grad"));
+  if (sink != nullptr) sink->GradComing(*this);
   at::NoGradGuard no_grad;
   // The first contribution of a step overwrites, so that nobody has to fill the buffer with zeros.
   if (main_grad_is_zero) {
@@ -26,6 +27,7 @@ void Parameter::AccumulateGradGemm(const at::Tensor& a, const at::Tensor& b) {
   MUSTER_CHECK_MSG(main_grad.defined(), absl::StrCat(name, " has no main_grad"));
   at::NoGradGuard no_grad;
   if (main_grad.scalar_type() == at::kDouble && a.scalar_type() == at::kDouble) {
+    if (sink != nullptr) sink->GradComing(*this);
     const at::Tensor a_t = a.t();  // (out, n), a view: the product reads it transposed
     if (main_grad_is_zero) {
       at::mm_out(main_grad, a_t, b);
@@ -46,6 +48,7 @@ void Parameter::AccumulateGradGemm(const at::Tensor& a, const at::Tensor& b) {
 
 void Parameter::AccumulateGradRows(const at::Tensor& ids, const at::Tensor& rows) {
   MUSTER_CHECK_MSG(main_grad.defined(), absl::StrCat(name, " has no main_grad"));
+  if (sink != nullptr) sink->GradComing(*this);
   at::NoGradGuard no_grad;
   if (main_grad_is_zero) main_grad.zero_();
   main_grad.index_add_(0, ids, rows.to(main_grad.scalar_type()));

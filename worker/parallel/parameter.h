@@ -17,6 +17,8 @@ struct Parameter;
 class GradSink {
  public:
   virtual ~GradSink() = default;
+  // Before the contribution is written: main_grad's memory may be there in the backward pass only.
+  virtual void GradComing(Parameter&) {}
   virtual void GradReady(Parameter& parameter) = 0;
 };
 

@@ -58,7 +58,8 @@ std::unique_ptr<GptModel> MakeShard(const TransformerConfig& config, const Tenso
                                     const std::vector<ParameterPtr>& whole, at::ScalarType dtype,
                                     GptModel::Placement placement) {
   RngTracker rng = *RngTracker::Create(1234, {.tp_rank = tp.rank}, false, false);
-  auto model = std::make_unique<GptModel>(config, placement, tp, rng, at::kCPU, dtype);
+  auto model = std::make_unique<GptModel>(config, placement, GptModel::Groups{.tp = tp}, rng,
+                                          at::kCPU, dtype);
   std::map<std::string, ParameterPtr> by_name;
   for (const ParameterPtr& parameter : whole) by_name[parameter->name] = parameter;
   at::NoGradGuard no_grad;

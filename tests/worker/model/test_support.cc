@@ -90,7 +90,7 @@ std::unique_ptr<GptModel> MakeModel(const TransformerConfig& config, at::ScalarT
                                     int64_t seed) {
   RngTracker rng = MakeRng(seed);
   return std::make_unique<GptModel>(config, GptModel::Placement{.num_layers = config.num_layers},
-                                    TensorParallel{}, rng, at::kCPU, dtype);
+                                    GptModel::Groups{}, rng, at::kCPU, dtype);
 }
 
 std::unique_ptr<GptModel> MakeGoldenModel(const GptGolden& golden, at::ScalarType dtype) {
