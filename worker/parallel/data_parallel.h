@@ -61,6 +61,10 @@ class DataParallel {
   // Every parameter becomes whole in Parameter::data, now (after an update without overlap, before
   // checkpoints and comparisons).
   virtual absl::Status SyncParams() = 0;
+  // Fully sharded: a rank holds shards() of the parameters; Parameter::data is whole inside passes
+  // only, and between SyncParams and ReleaseParams.
+  virtual bool shards_hold_parameters() const { return false; }
+  virtual absl::Status ReleaseParams() { return absl::OkStatus(); }
   // Parameters travel behind the forward passes that follow: nobody has to call SyncParams after an
   // update.
   virtual bool gathers_behind_forward() const = 0;
