@@ -5,7 +5,10 @@
 // the waiters are told under the same mutex, hence no lost wake-up. Torch-free. Thread-safe.
 #pragma once
 
+#include <functional>
+#include <map>
 #include <set>
+#include <utility>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
@@ -21,10 +24,16 @@ class AbortState {
   Mutex mu;
 
   // The first cause wins. True for the call that set it.
-  bool Fail(const absl::Status& cause) ABSL_LOCKS_EXCLUDED(mu) {
-    MutexLock lock(&mu);
-    return FailLocked(cause);
+  bool Fail(const absl::Status& cause) ABSL_LOCKS_EXCLUDED(mu, listeners_mu_) {
+    {
+      MutexLock lock(&mu);
+      if (!FailLocked(cause)) return false;
+    }
+    MutexLock lock(&listeners_mu_);
+    for (const auto& [id, listener] : listeners_) listener();
+    return true;
   }
+  // Tells no listener.
   bool FailLocked(const absl::Status& cause) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) {
     if (!failure_.ok()) return false;
     failure_ = cause;
@@ -37,6 +46,20 @@ class AbortState {
     return failure_;
   }
   const absl::Status& failure_locked() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu) { return failure_; }
+
+  // Called by the thread in Fail once the failure is set, or here if it is set already; perhaps
+  // twice. Must not block, and must not add or remove listeners.
+  int64_t AddListener(std::function<void()> listener) ABSL_LOCKS_EXCLUDED(mu, listeners_mu_) {
+    MutexLock lock(&listeners_mu_);
+    if (!failure().ok()) listener();
+    listeners_[++last_listener_] = std::move(listener);
+    return last_listener_;
+  }
+  // It is not called any more once this has returned.
+  void RemoveListener(int64_t id) ABSL_LOCKS_EXCLUDED(listeners_mu_) {
+    MutexLock lock(&listeners_mu_);
+    listeners_.erase(id);
+  }
 
   static absl::Duration SteadyNow() { return RealClock().Steady(); }
 
@@ -69,6 +92,9 @@ class AbortState {
  private:
   absl::Status failure_ ABSL_GUARDED_BY(mu);
   std::multiset<CondVar*> waiting_ ABSL_GUARDED_BY(mu);
+  Mutex listeners_mu_;  // taken before mu
+  std::map<int64_t, std::function<void()>> listeners_ ABSL_GUARDED_BY(listeners_mu_);
+  int64_t last_listener_ ABSL_GUARDED_BY(listeners_mu_) = 0;
 };
 
 }  // namespace muster

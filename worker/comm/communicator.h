@@ -35,6 +35,8 @@ namespace muster {
 
 enum class ReduceOp { kSum, kMax, kMin };
 
+class OpObserver;  // op_log.h
+
 // Handle of one asynchronous operation. Dropping it without Wait is allowed (the operation still
 // runs).
 class Work {
@@ -104,6 +106,11 @@ class Communicator {
   // state, and for the unfinished one which ranks have arrived (where the backend can know it). For
   // hang reports.
   virtual std::string Describe() = 0;
+
+  // Tells `observer` of every operation of this group on this rank from now on; null ends it: then
+  // it is not called any more once this returns. Groups that share what runs the operations (equal
+  // ones may) share the observer too.
+  virtual void Observe(OpObserver* /*observer*/) {}
 };
 using CommunicatorPtr = std::shared_ptr<Communicator>;
 

@@ -221,6 +221,8 @@ class GlooCommunicator final : public Communicator {
     for (const P2POp& op : batch) bad.Update(CheckCpu(op.tensor));
     if (bad.ok()) bad = self_mail_.Exchange(batch, rank());
     if (!bad.ok()) return Refuse(shape, bad);
+    std::vector<OpTransfer> transfers;
+    if (group_->observed()) transfers = TransfersOf(batch);
     std::vector<P2POp> remote;
     for (P2POp& op : batch) {
       if (op.peer != rank() && op.tensor.numel() > 0) remote.push_back(std::move(op));
@@ -230,7 +232,8 @@ class GlooCommunicator final : public Communicator {
                               [remote = std::move(remote)](c10d::Backend& gloo) {
                                 return SendAndReceive(gloo, remote, kFirstChannelTag);
                               },
-                          .point_to_point = true});
+                          .point_to_point = true,
+                          .transfers = std::move(transfers)});
   }
 
   WorkPtr Barrier() override {
@@ -258,6 +261,7 @@ class GlooCommunicator final : public Communicator {
   void Abort(const std::string& reason) override { family_->Fail(absl::AbortedError(reason)); }
 
   std::string Describe() override { return group_->Describe(); }
+  void Observe(OpObserver* observer) override { group_->Observe(observer); }
 
  private:
   WorkPtr DirectAllGather(const OpShape& shape, const at::Tensor& output, const at::Tensor& input) {
@@ -310,20 +314,20 @@ absl::StatusOr<CommunicatorPtr> Make(const GlooOptions& options, bool wait) {
   RETURN_IF_ERROR(CheckOptions(options));
   std::signal(SIGPIPE, SIG_IGN);
   if (options.size == 1) return MakeSelfCommunicator(options.name, options.rank);
-  auto family = std::make_shared<GlooFamily>(
-      GlooFamily::Options{.epoch = options.epoch,
-                          .host = options.host,
-                          .store = options.store,
-                          .form_limit = options.form_limit,
-                          .operation_limit = options.operation_limit,
-                          .check_collectives = options.check_collectives});
+  const auto family = GlooFamily::Make({.epoch = options.epoch,
+                                        .host = options.host,
+                                        .store = options.store,
+                                        .form_limit = options.form_limit,
+                                        .operation_limit = options.operation_limit,
+                                        .check_collectives = options.check_collectives,
+                                        .state = options.state});
   std::vector<int> ranks(options.size);
   std::iota(ranks.begin(), ranks.end(), 0);
   std::shared_ptr<GlooGroup> group = family->FindOrMake(options.name, ranks, options.rank);
   group->StartForming();
   if (wait) RETURN_IF_ERROR(group->WaitFormed());
   return CommunicatorPtr(
-      std::make_shared<GlooCommunicator>(options.name, std::move(family), std::move(group)));
+      std::make_shared<GlooCommunicator>(options.name, family, std::move(group)));
 }
 
 }  // namespace

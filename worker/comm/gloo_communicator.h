@@ -20,6 +20,7 @@
 #include <memory>
 #include <string>
 
+#include "worker/comm/abort_state.h"
 #include "worker/comm/communicator.h"
 #include "worker/comm/rendezvous_store.h"
 
@@ -41,6 +42,9 @@ struct GlooOptions {
   // Compares every collective's name, type and sizes among the members first (an all-gather of some
   // 100 bytes each): to find a bug in a parallel layout.
   bool check_collectives = false;
+  // Shared with the other groups of the same world, where it has some that are not gloo's: they
+  // fail together. Null: its own.
+  std::shared_ptr<AbortState> state;
 };
 
 // Blocks until all members are connected. Errors: INVALID_ARGUMENT for options; UNAVAILABLE for the

@@ -78,8 +78,21 @@ std::shared_ptr<GlooGroup> GlooFamily::FindOrMake(const std::string& name,
   return group;
 }
 
-void GlooFamily::Fail(const absl::Status& cause) {
-  if (!state_->Fail(cause)) return;
+GlooFamily::GlooFamily(Options options)
+    : options_(std::move(options)),
+      state_(options_.state != nullptr ? options_.state : std::make_shared<AbortState>()) {}
+
+std::shared_ptr<GlooFamily> GlooFamily::Make(Options options) {
+  std::shared_ptr<GlooFamily> family(new GlooFamily(std::move(options)));
+  family->listener_ = family->state_->AddListener([weak = std::weak_ptr<GlooFamily>(family)] {
+    if (const auto alive = weak.lock()) alive->RetireAll();
+  });
+  return family;
+}
+
+GlooFamily::~GlooFamily() { state_->RemoveListener(listener_); }
+
+void GlooFamily::RetireAll() {
   std::vector<std::shared_ptr<GlooGroup>> groups;
   {
     MutexLock lock(&mu_);
@@ -219,7 +232,8 @@ WorkPtr GlooGroup::Start(Operation operation) {
   running->operation = std::move(operation);
   running->deadline = AbortState::SteadyNow() + options_.operation_limit;
   MutexLock lock(&issue_mu_);
-  running->sequence = log_.Start(running->operation.shape, absl::Now());
+  running->sequence =
+      log_.Start(running->operation.shape, absl::Now(), running->operation.transfers);
   if (absl::Status failure = state_->failure(); !failure.ok()) {
     log_.Finish(running->sequence, failure, absl::Now());
     return MakeReadyWork(std::move(failure));
@@ -402,6 +416,7 @@ void GlooGroup::End(const RunningPtr& running, bool done) {
 }
 
 absl::Status GlooGroup::Wait(const RunningPtr& running) {
+  const OpLog::WaitScope waiting(log_, running->sequence);
   absl::Status status;
   {
     MutexLock lock(&state_->mu);

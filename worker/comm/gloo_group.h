@@ -42,8 +42,10 @@ class GlooFamily : public std::enable_shared_from_this<GlooFamily> {
     std::shared_ptr<RendezvousStore> store;
     absl::Duration form_limit, operation_limit;
     bool check_collectives = false;
+    std::shared_ptr<AbortState> state;  // null: its own
   };
-  explicit GlooFamily(Options options) : options_(std::move(options)) {}
+  static std::shared_ptr<GlooFamily> Make(Options options);
+  ~GlooFamily();
 
   const Options& options() const { return options_; }
   AbortState& state() { return *state_; }
@@ -52,13 +54,17 @@ class GlooFamily : public std::enable_shared_from_this<GlooFamily> {
   // The group of these global ranks, in this order; made on first use. Equal groups are one.
   std::shared_ptr<GlooGroup> FindOrMake(const std::string& name, const std::vector<int>& ranks,
                                         int rank);
-  // The first cause wins; it frees every waiter and retires every group. Never blocks, takes no
-  // group's lock.
-  void Fail(const absl::Status& cause);
+  // The first cause wins; it frees every waiter and retires every group, as does a failure of the
+  // state that comes from elsewhere. Never blocks, takes no group's lock.
+  void Fail(const absl::Status& cause) { state_->Fail(cause); }
 
  private:
+  explicit GlooFamily(Options options);
+  void RetireAll();
+
   const Options options_;
-  const std::shared_ptr<AbortState> state_ = std::make_shared<AbortState>();
+  const std::shared_ptr<AbortState> state_;
+  int64_t listener_ = 0;
   Mutex mu_;
   std::map<std::vector<int>, std::shared_ptr<GlooGroup>> groups_ ABSL_GUARDED_BY(mu_);
 };
@@ -74,6 +80,7 @@ class GlooGroup : public std::enable_shared_from_this<GlooGroup> {
     std::function<void()> finish;
     // Sends and receives have no future: a pool thread waits for them.
     bool point_to_point = false;
+    std::vector<OpTransfer> transfers;  // of a send_recv, while observed
     // What all members must agree on, for check_collectives; empty: nothing (sends and receives).
     std::string signature;
     // Of an all-to-all, also: bytes for each member, which must agree pair by pair.
@@ -94,6 +101,8 @@ class GlooGroup : public std::enable_shared_from_this<GlooGroup> {
   absl::Status WaitFormed();
   WorkPtr Start(Operation operation);
   std::string Describe();
+  void Observe(OpObserver* observer) { log_.Observe(observer); }
+  bool observed() const { return log_.observed(); }
 
   // By GlooFamily::Fail only.
   void Retire();

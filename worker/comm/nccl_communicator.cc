@@ -208,6 +208,10 @@ class NcclCommunicator final : public Communicator {
   std::string Describe() override {
     return absl::StrCat(group_->Describe(), gradients_ == nullptr ? "" : gradients_->Describe());
   }
+  void Observe(OpObserver* observer) override {
+    group_->Observe(observer);
+    if (gradients_ != nullptr) gradients_->Observe(observer);
+  }
 
  private:
   WorkPtr Exchange(const std::shared_ptr<NcclGroup>& group, const std::vector<P2POp>& batch) {
@@ -227,7 +231,9 @@ class NcclCommunicator final : public Communicator {
         return result;
       });
     };
-    return group->Start({"send_recv"}, std::move(tensors), launch, group, family_);
+    std::vector<OpTransfer> transfers;
+    if (group->observed()) transfers = TransfersOf(batch);
+    return group->Start({"send_recv"}, std::move(tensors), launch, group, family_, transfers);
   }
 
   bool IsWholeGroup(const std::vector<int>& members) const {

@@ -224,9 +224,10 @@ absl::StatusOr<CudaEvent> NcclGroup::TakeEvent() {
 
 WorkPtr NcclGroup::Start(const OpShape& shape, std::vector<at::Tensor> tensors,
                          const Launch& launch, const std::shared_ptr<NcclGroup>& self,
-                         std::shared_ptr<NcclFamily> family) {
+                         std::shared_ptr<NcclFamily> family,
+                         absl::Span<const OpTransfer> transfers) {
   auto running = std::make_shared<Running>();
-  running->sequence = log_.Start(shape, absl::Now());
+  running->sequence = log_.Start(shape, absl::Now(), transfers);
   running->deadline = AbortState::SteadyNow() + family_->options().operation_limit;
   running->tensors = std::move(tensors);
   absl::Status status = family_->state().failure();
@@ -263,6 +264,7 @@ absl::Status NcclGroup::Launched(const RunningPtr& running, const Launch& launch
 }
 
 absl::Status NcclGroup::Wait(const RunningPtr& running) {
+  const OpLog::WaitScope waiting(log_, running->sequence);
   MutexLock lock(&mu_);
   if (running->done) return absl::OkStatus();
   if (absl::Status failure = family_->state().failure(); !failure.ok()) return failure;

@@ -82,8 +82,11 @@ class NcclGroup {
 
   // Starts an operation on the group's stream. `tensors` stay alive until it is done.
   WorkPtr Start(const OpShape& shape, std::vector<at::Tensor> tensors, const Launch& launch,
-                const std::shared_ptr<NcclGroup>& self, std::shared_ptr<NcclFamily> family);
+                const std::shared_ptr<NcclGroup>& self, std::shared_ptr<NcclFamily> family,
+                absl::Span<const OpTransfer> transfers = {});
   std::string Describe();
+  void Observe(OpObserver* observer) { log_.Observe(observer); }
+  bool observed() const { return log_.observed(); }
   void* token() const { return token_; }  // a byte on the device, for barriers
 
   // By the family's watcher. PollOnce returns whether operations are still running.

@@ -1,6 +1,7 @@
 #include "worker/comm/op_log.h"
 
 #include <algorithm>
+#include <chrono>
 
 #include "absl/strings/str_cat.h"
 
@@ -16,6 +17,12 @@ std::string FormatRanks(const std::vector<int>& sorted_ranks) {
     begin = end;
   }
   return text;
+}
+
+int64_t SteadyNanos() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
 }
 
 std::string OpShape::ToString() const {
@@ -38,7 +45,7 @@ OpLog::Record* OpLog::Find(int64_t sequence) {
   return &records_[sequence % capacity];
 }
 
-int64_t OpLog::Start(const OpShape& shape, absl::Time now) {
+int64_t OpLog::Start(const OpShape& shape, absl::Time now, absl::Span<const OpTransfer> transfers) {
   MutexLock lock(&mu_);
   const int64_t sequence = next_++;
   Record& record = *Find(sequence);
@@ -47,6 +54,10 @@ int64_t OpLog::Start(const OpShape& shape, absl::Time now) {
   record.started = now;
   record.arrivals_known = false;
   std::fill(record.arrived.begin(), record.arrived.end(), false);
+  record.observed_as = -1;
+  if (observer_ != nullptr) {
+    record.observed_as = observer_->OpStarted({group_, ranks_, shape, sequence, transfers});
+  }
   return sequence;
 }
 
@@ -64,6 +75,22 @@ void OpLog::Finish(int64_t sequence, const absl::Status& status, absl::Time now)
   if (record == nullptr) return;
   record->state = status.ok() ? State::kDone : State::kFailed;
   record->finished = now;
+  if (observer_ != nullptr && record->observed_as >= 0) observer_->OpFinished(record->observed_as);
+}
+
+void OpLog::Observe(OpObserver* observer) {
+  MutexLock lock(&mu_);
+  if (observer == observer_) return;
+  for (Record& record : records_) record.observed_as = -1;
+  observer_ = observer;
+  observed_ = observer != nullptr;
+}
+
+void OpLog::Waited(int64_t sequence, int64_t begin_ns) {
+  MutexLock lock(&mu_);
+  const Record* const record = Find(sequence);
+  if (record == nullptr || observer_ == nullptr || record->observed_as < 0) return;
+  observer_->OpWaited(record->observed_as, begin_ns);
 }
 
 std::string OpLog::Name(int64_t sequence) const {

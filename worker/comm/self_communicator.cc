@@ -84,6 +84,7 @@ class SelfCommunicator final : public Communicator {
   }
 
   std::string Describe() override { return log_.Describe(absl::Now()); }
+  void Observe(OpObserver* observer) override { log_.Observe(observer); }
 
  private:
   template <class Body>

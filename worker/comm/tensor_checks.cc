@@ -50,13 +50,25 @@ const char* ReduceOpName(ReduceOp op) {
 
 OpShape ShapeOf(const char* op, const at::Tensor& in) {
   if (!in.defined()) return {op, "undefined", 0, 0};
-  return {op, DtypeName(in.scalar_type()), in.numel(), 0};
+  return {op, DtypeName(in.scalar_type()), in.numel(), 0, static_cast<int64_t>(in.nbytes()), 0};
 }
 
 OpShape ShapeOf(const char* op, const at::Tensor& in, const at::Tensor& out) {
   OpShape shape = ShapeOf(op, in);
-  if (out.defined()) shape.num_elements_out = out.numel();
+  if (out.defined()) {
+    shape.num_elements_out = out.numel();
+    shape.bytes_out = static_cast<int64_t>(out.nbytes());
+  }
   return shape;
+}
+
+std::vector<OpTransfer> TransfersOf(const std::vector<P2POp>& batch) {
+  std::vector<OpTransfer> transfers;
+  for (const P2POp& op : batch) {
+    transfers.push_back({op.kind == P2POp::Kind::kSend, op.peer, op.channel,
+                         static_cast<int64_t>(op.tensor.nbytes())});
+  }
+  return transfers;
 }
 
 absl::Status CheckTensor(const char* name, const at::Tensor& tensor) {

@@ -21,6 +21,8 @@ const char* ReduceOpName(ReduceOp op);
 
 OpShape ShapeOf(const char* op, const at::Tensor& in);
 OpShape ShapeOf(const char* op, const at::Tensor& in, const at::Tensor& out);
+// Of a send_recv that somebody observes (OpLog::observed).
+std::vector<OpTransfer> TransfersOf(const std::vector<P2POp>& batch);
 
 // Defined, dense, contiguous.
 absl::Status CheckTensor(const char* name, const at::Tensor& tensor);

@@ -199,7 +199,8 @@ class ThreadCommunicator final : public Communicator {
       const bool buffered = is_send && !group_->options().blocking_sends;
       transfers[op.channel].push_back(
           {is_send, op.peer, ShapeOf("tensor of", op.tensor).ToString(),
-           std::make_shared<TensorPart>(buffered ? op.tensor.detach().clone() : op.tensor)});
+           std::make_shared<TensorPart>(buffered ? op.tensor.detach().clone() : op.tensor),
+           static_cast<int64_t>(op.tensor.nbytes())});
     }
     std::vector<WorkPtr> works;
     for (int channel = 0; channel < kNumP2PChannels; ++channel) {
@@ -233,6 +234,7 @@ class ThreadCommunicator final : public Communicator {
   }
 
   std::string Describe() override { return group_->Describe(rank_); }
+  void Observe(OpObserver* observer) override { group_->Observe(rank_, observer); }
 
  private:
   WorkPtr Refuse(const absl::Status& why) { return MakeReadyWork(group_->Refuse(why)); }

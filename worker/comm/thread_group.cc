@@ -88,11 +88,16 @@ ThreadGroup::OpPtr ThreadGroup::PostBatch(int member, std::vector<Transfer> tran
 ThreadGroup::OpPtr ThreadGroup::Enqueue(int member, OpPtr op) {
   op->member = member;
   op->deadline = AbortState::SteadyNow() + options_.operation_limit;
+  std::vector<OpTransfer> observed;
+  if (members_[member].log->observed()) {
+    for (const Transfer& transfer : op->transfers)
+      observed.push_back({transfer.is_send, transfer.peer, op->channel, transfer.bytes});
+  }
   std::deque<Job> jobs;
   {
     MutexLock lock(&state_->mu);
     Member& mine = members_[member];
-    op->sequence = mine.log->Start(op->collective.shape, absl::Now());
+    op->sequence = mine.log->Start(op->collective.shape, absl::Now(), observed);
     if (op->number >= 0) op->number = mine.next_collective++;
     if (!state_->failure_locked().ok()) return op;  // Wait tells the failure
     mine.lanes[op->channel].queue.push_back(op);
@@ -219,6 +224,7 @@ void ThreadGroup::Run(std::deque<Job> jobs) {
 }
 
 absl::Status ThreadGroup::Wait(const OpPtr& op) {
+  const OpLog::WaitScope waiting(*members_[op->member].log, op->sequence);
   MutexLock lock(&state_->mu);
   absl::Status status = state_->Wait(&op->changed, op->deadline, [&] { return op->done; });
   if (status.ok()) return status;

@@ -57,6 +57,7 @@ class ThreadGroup {
     int peer = 0;
     std::string signature;  // must be equal on both sides
     ThreadPartPtr part;     // a buffered send's own copy, where sends do not block
+    int64_t bytes = 0;
   };
 
   // One member's operation. Opaque; kept by the work handle.
@@ -84,6 +85,7 @@ class ThreadGroup {
   bool IsDone(const OpPtr& op);
   // The member's view of its recent operations.
   std::string Describe(int member);
+  void Observe(int member, OpObserver* observer) { members_[member].log->Observe(observer); }
   // Fails the world, naming the group.
   absl::Status Refuse(const absl::Status& why);
 

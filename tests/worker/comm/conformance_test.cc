@@ -13,6 +13,7 @@
 #include "absl/strings/str_join.h"
 #include "tests/support/rank_processes.h"
 #include "worker/comm/gloo_communicator.h"
+#include "worker/comm/node_communicator.h"
 #include "worker/comm/self_communicator.h"
 #include "worker/comm/tensor_checks.h"
 #include "worker/comm/thread_communicator.h"
@@ -20,7 +21,8 @@
 namespace muster {
 namespace {
 
-enum class Backend { kThreads, kThreadsBlocking, kGloo };
+// kShared: all ranks share memory. kNodes: pairs of ranks do, and use gloo with the others.
+enum class Backend { kThreads, kThreadsBlocking, kGloo, kShared, kNodes };
 
 const char* NameOf(Backend backend) {
   switch (backend) {
@@ -30,6 +32,10 @@ const char* NameOf(Backend backend) {
       return "ThreadsBlocking";
     case Backend::kGloo:
       return "Gloo";
+    case Backend::kShared:
+      return "Shared";
+    case Backend::kNodes:
+      return "Nodes";
   }
   return "?";
 }
@@ -55,16 +61,19 @@ std::vector<std::string> RunThreads(int size, bool blocking, const RankBody& bod
   return lines;
 }
 
-std::vector<std::string> RunGloo(int size, const RankBody& body, bool check_collectives = false) {
+using FormWorld = std::function<absl::StatusOr<CommunicatorPtr>(const GlooOptions& options)>;
+
+std::vector<std::string> RunProcesses(int size, const RankBody& body, const FormWorld& form,
+                                      bool check_collectives = false) {
   return RunForked(size, [&](RankLink& link) {
     at::set_num_threads(1);
-    auto world = FormGlooWorld({.rank = link.rank(),
-                                .size = size,
-                                .epoch = 1,
-                                .store = link.Store(1),
-                                .form_limit = absl::Seconds(30),
-                                .operation_limit = absl::Seconds(30),
-                                .check_collectives = check_collectives});
+    auto world = form({.rank = link.rank(),
+                       .size = size,
+                       .epoch = 1,
+                       .store = link.Store(1),
+                       .form_limit = absl::Seconds(30),
+                       .operation_limit = absl::Seconds(30),
+                       .check_collectives = check_collectives});
     if (!world.ok()) return link.Say(world.status().ToString());
     Complaints complaints;
     body(**world, complaints);
@@ -75,7 +84,20 @@ std::vector<std::string> RunGloo(int size, const RankBody& body, bool check_coll
 }
 
 std::vector<std::string> Run(Backend backend, int size, const RankBody& body) {
-  if (backend == Backend::kGloo) return RunGloo(size, body);
+  switch (backend) {
+    case Backend::kGloo:
+      return RunProcesses(size, body, FormGlooWorld);
+    case Backend::kShared:
+      return RunProcesses(
+          size, body, [](const GlooOptions& options) { return FormNodeWorld({.gloo = options}); });
+    case Backend::kNodes:
+      return RunProcesses(size, body, [](const GlooOptions& options) {
+        return FormNodeWorld({.gloo = options, .node = absl::StrCat(options.rank / 2)});
+      });
+    case Backend::kThreads:
+    case Backend::kThreadsBlocking:
+      break;
+  }
   return RunThreads(size, backend == Backend::kThreadsBlocking, body);
 }
 
@@ -96,16 +118,15 @@ TEST_P(CollectivesTest, GiveWhatTheContractSays) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Conformance, CollectivesTest,
-                         ::testing::Combine(::testing::Values(Backend::kThreads, Backend::kGloo),
-                                            ::testing::Values(1, 2, 3, 4, 8),
-                                            ::testing::Values(at::kFloat, at::kBFloat16,
-                                                              at::kLong)),
-                         [](const auto& info) {
-                           return absl::StrCat(NameOf(std::get<0>(info.param)),
-                                               std::get<1>(info.param),
-                                               DtypeName(std::get<2>(info.param)));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Conformance, CollectivesTest,
+    ::testing::Combine(::testing::Values(Backend::kThreads, Backend::kGloo, Backend::kShared),
+                       ::testing::Values(1, 2, 3, 4, 8),
+                       ::testing::Values(at::kFloat, at::kBFloat16, at::kLong)),
+    [](const auto& info) {
+      return absl::StrCat(NameOf(std::get<0>(info.param)), std::get<1>(info.param),
+                          DtypeName(std::get<2>(info.param)));
+    });
 
 // The other types that the engine uses: small sizes suffice.
 void CheckOtherTypes(Communicator& world, Complaints& complaints) {
@@ -143,19 +164,18 @@ TEST_P(CommunicatorTest, OperationsOverlapAndSplitGroupsWork) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Conformance, CommunicatorTest,
-                         ::testing::Combine(::testing::Values(Backend::kThreads,
-                                                              Backend::kThreadsBlocking,
-                                                              Backend::kGloo),
-                                            ::testing::Values(1, 2, 4)),
-                         [](const auto& info) {
-                           return absl::StrCat(NameOf(std::get<0>(info.param)),
-                                               std::get<1>(info.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Conformance, CommunicatorTest,
+    ::testing::Combine(::testing::Values(Backend::kThreads, Backend::kThreadsBlocking,
+                                         Backend::kGloo, Backend::kShared, Backend::kNodes),
+                       ::testing::Values(1, 2, 3, 4)),
+    [](const auto& info) {
+      return absl::StrCat(NameOf(std::get<0>(info.param)), std::get<1>(info.param));
+    });
 
 // Forks first: threads come later.
 TEST(RefusalsTest, BadCallsAreRefusedByEveryBackend) {
-  for (const Backend backend : {Backend::kGloo, Backend::kThreads}) {
+  for (const Backend backend : {Backend::kGloo, Backend::kShared, Backend::kThreads}) {
     for (const int size : {1, 2}) {
       ExpectNoComplaints(backend, size, [](Communicator& world, Complaints& complaints) {
         CheckRefusals(world, at::kCPU, complaints);
@@ -230,14 +250,14 @@ TEST(GlooCommunicatorTest, CheckedMismatchIsAnErrorOnAll) {
 
 // Checking changes nothing for those who agree.
 TEST(GlooCommunicatorTest, CheckedCollectivesPassTheSuite) {
-  const auto lines = RunGloo(
+  const auto lines = RunProcesses(
       3,
       [](Communicator& world, Complaints& complaints) {
         CheckCollectives(world, at::kFloat, at::kCPU, complaints);
         CheckPending(world, at::kCPU, complaints);
         CheckSplit(world, at::kCPU, complaints);
       },
-      /*check_collectives=*/true);
+      FormGlooWorld, /*check_collectives=*/true);
   EXPECT_TRUE(lines.empty()) << absl::StrJoin(lines, "\n");
 }
 
