@@ -2,10 +2,10 @@
 
 #include <ATen/ATen.h>
 
-#include "worker/ops/autograd_op.h"
 #include "worker/model/device_row_ops.h"
 #include "worker/model/linear.h"
 #include "worker/model/row_ops.h"
+#include "worker/ops/autograd_op.h"
 
 namespace muster {
 namespace {
@@ -37,23 +37,14 @@ row_ops::ActivationGrads GeluBackward(const at::Tensor& dy, const at::Tensor& x,
   return d;
 }
 
-}  // namespace
-
-at::Tensor BiasGeluOp(const at::Tensor& x, const ParameterPtr& bias) {
-  if (bias != nullptr) bias->AwaitGather();
-  at::Tensor y;
-  {
-    OpForward forward;
-    y = Gelu(x, bias);
-  }
-  return RecordOp(y, {x, BiasOrNone(bias)},
-                  [x = Detached(x), bias](const TensorList& grads, const NeedsGrad& needs) {
-                    const auto d = GeluBackward(grads[0], x, bias, needs[1]);
-                    return TensorList{d.dx, needs[1] ? DeliverGrad(*bias, d.dbias) : at::Tensor()};
-                  });
+at::Tensor Swiglu(const at::Tensor& x, const ParameterPtr& bias) {
+  if (x.is_cpu()) return row_ops::BiasSwiglu(x, BiasOrNone(bias));
+  if (const auto* ops = DeviceRowOpsFor(x, &DeviceRowOps::TakesActivation))
+    return ops->BiasSwiglu(x, BiasOrNone(bias));
+  const int64_t half = x.size(1) / 2;
+  const at::Tensor u = WithBias(x, bias);
+  return at::silu(u.narrow(1, 0, half)).mul_(u.narrow(1, half, half));
 }
-
-namespace {
 
 row_ops::ActivationGrads SwigluBackward(const at::Tensor& dy, const at::Tensor& x,
                                         const ParameterPtr& bias, bool want_dbias) {
@@ -74,26 +65,40 @@ row_ops::ActivationGrads SwigluBackward(const at::Tensor& dy, const at::Tensor& 
 
 }  // namespace
 
+at::Tensor BiasGeluOp(const at::Tensor& x, const ParameterPtr& bias) {
+  if (bias != nullptr) bias->AwaitGather();
+  at::Tensor y;
+  {
+    OpForward forward;
+    y = Gelu(x, bias);
+  }
+  return RecordOp(y, {x, BiasOrNone(bias)},
+                  [x = Detached(x), bias](const TensorList& grads, const NeedsGrad& needs) {
+                    const auto d = GeluBackward(grads[0], x, bias, needs[1]);
+                    return TensorList{d.dx, needs[1] ? DeliverGrad(*bias, d.dbias) : at::Tensor()};
+                  });
+}
+
 at::Tensor BiasSwigluOp(const at::Tensor& x, const ParameterPtr& bias) {
   if (bias != nullptr) bias->AwaitGather();
   at::Tensor y;
   {
     OpForward forward;
-    if (x.is_cpu()) {
-      y = row_ops::BiasSwiglu(x, BiasOrNone(bias));
-    } else if (const auto* ops = DeviceRowOpsFor(x, &DeviceRowOps::TakesActivation)) {
-      y = ops->BiasSwiglu(x, BiasOrNone(bias));
-    } else {
-      const int64_t half = x.size(1) / 2;
-      const at::Tensor u = WithBias(x, bias);
-      y = at::silu(u.narrow(1, 0, half)).mul_(u.narrow(1, half, half));
-    }
+    y = Swiglu(x, bias);
   }
   return RecordOp(y, {x, BiasOrNone(bias)},
                   [x = Detached(x), bias](const TensorList& grads, const NeedsGrad& needs) {
                     const auto d = SwigluBackward(grads[0], x, bias, needs[1]);
                     return TensorList{d.dx, needs[1] ? DeliverGrad(*bias, d.dbias) : at::Tensor()};
                   });
+}
+
+at::Tensor Activate(const at::Tensor& x, bool swiglu) {
+  return swiglu ? Swiglu(x, nullptr) : Gelu(x, nullptr);
+}
+
+at::Tensor ActivateBackward(const at::Tensor& dy, const at::Tensor& x, bool swiglu) {
+  return swiglu ? SwigluBackward(dy, x, nullptr, false).dx : GeluBackward(dy, x, nullptr, false).dx;
 }
 
 }  // namespace muster

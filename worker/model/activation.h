@@ -14,4 +14,9 @@ at::Tensor BiasGeluOp(const at::Tensor& x, const ParameterPtr& bias);
 // bias (2F) or null -> (N, F).
 at::Tensor BiasSwigluOp(const at::Tensor& x, const ParameterPtr& bias);
 
+// The same for operations that hold more than an activation: x with its bias in it, nothing
+// recorded.
+at::Tensor Activate(const at::Tensor& x, bool swiglu);
+at::Tensor ActivateBackward(const at::Tensor& dy, const at::Tensor& x, bool swiglu);
+
 }  // namespace muster

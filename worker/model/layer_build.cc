@@ -1,5 +1,6 @@
 #include "worker/model/layer_build.h"
 
+#include <cmath>
 #include <utility>
 
 #include <ATen/core/grad_mode.h>
@@ -9,6 +10,22 @@
 #include "common/base/check.h"
 
 namespace muster {
+namespace {
+
+at::Generator RegionOf(const LayerBuild& build, const Partition& partition) {
+  if (partition.expert) {
+    const absl::StatusOr<at::Generator> region = build.rng.Get(kExpertParallelRng);
+    MUSTER_CHECK_MSG(region.ok(), kExpertParallelRng);
+    return *region;
+  }
+  return partition.dim >= 0 ? build.rng.ModelParallel() : build.rng.Default();
+}
+
+}  // namespace
+
+double OutputInitStd(const TransformerConfig& config) {
+  return config.init_method_std / std::sqrt(2.0 * static_cast<double>(config.num_layers));
+}
 
 ParameterPtr MakeParameter(LayerBuild& build, std::string name, std::vector<int64_t> shape,
                            InitMethod init, Partition partition) {
@@ -18,12 +35,13 @@ ParameterPtr MakeParameter(LayerBuild& build, std::string name, std::vector<int6
   parameter->global_shape = shape;
   parameter->global_offset.assign(shape.size(), 0);
   const bool split = partition.dim >= 0;
+  if (partition.expert) parameter->allreduce = !build.ep.own_gradient_group;
   if (split) {
-    MUSTER_CHECK_MSG(shape[partition.dim] % (build.tp.size * partition.stride) == 0,
-                     parameter->name);
-    shape[partition.dim] /= build.tp.size;
-    parameter->global_offset[partition.dim] =
-        shape[partition.dim] / partition.stride * build.tp.rank;
+    const int ranks = partition.expert ? build.ep.etp_size : build.tp.size;
+    const int rank = partition.expert ? build.ep.etp_rank : build.tp.rank;
+    MUSTER_CHECK_MSG(shape[partition.dim] % (ranks * partition.stride) == 0, parameter->name);
+    shape[partition.dim] /= ranks;
+    parameter->global_offset[partition.dim] = shape[partition.dim] / partition.stride * rank;
     parameter->tensor_model_parallel = true;
     parameter->partition_dim = partition.dim;
     parameter->partition_stride = partition.stride;
@@ -31,9 +49,8 @@ ParameterPtr MakeParameter(LayerBuild& build, std::string name, std::vector<int6
   const auto options = at::TensorOptions().device(build.device);
   if (init.kind == InitMethod::Kind::kNormal) {
     // fp64 jobs draw in fp32 too, so that they start from the weights of the fp32 job.
-    const at::Generator generator = split ? build.rng.ModelParallel() : build.rng.Default();
     parameter->data = at::empty(shape, options.dtype(at::kFloat))
-                          .normal_(0.0, init.std, generator)
+                          .normal_(0.0, init.std, RegionOf(build, partition))
                           .to(build.dtype);
   } else {
     parameter->data = at::full(shape, init.kind == InitMethod::Kind::kOnes ? 1.0 : 0.0,

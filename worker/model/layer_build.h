@@ -39,11 +39,17 @@ struct InitMethod {
   static InitMethod Ones() { return {Kind::kOnes, 0}; }
 };
 
+// Of the weights whose outputs are added to the residual stream: smaller with depth (GPT-2).
+double OutputInitStd(const TransformerConfig& config);
+
 // How a parameter is split over tp: which dim of the whole tensor, in how many blocks
 // (Parameter::partition_stride).
 struct Partition {
   int dim = -1;  // -1: replicated
   int stride = 1;
+  // Of one expert: split over expert tensor parallelism, drawn from the expert-parallel region,
+  // and reduced over the experts' group where they have one.
+  bool expert = false;
 };
 
 // `shape` is the whole tensor's. Replicated: drawn from the default region. Split: flagged

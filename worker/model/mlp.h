@@ -12,7 +12,7 @@ namespace muster {
 class Mlp {
  public:
   // `name`: "decoder.layers.N.mlp". With SwiGLU fc1 has twice the rows: gate, then up.
-  Mlp(LayerBuild& build, const std::string& name);
+  Mlp(LayerBuild& build, const std::string& name, int64_t ffn_hidden_size);
 
   // x (N, H) normed, or this rank's rows of it -> the same shape, without fc2's bias (bias()).
   at::Tensor Forward(const at::Tensor& x) const;

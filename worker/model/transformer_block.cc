@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "worker/model/recompute.h"
 
 namespace muster {
@@ -17,7 +16,7 @@ TransformerBlock::TransformerBlock(LayerBuild& build, int64_t layer_offset, int6
   layers->reserve(num_layers);
   for (int64_t i = 0; i < num_layers; ++i) {
     const size_t first_parameter = build.parameters.size();
-    layers->emplace_back(build, absl::StrCat("decoder.layers.", layer_offset + i), rotary);
+    layers->emplace_back(build, layer_offset + i, rotary);
     for (size_t p = first_parameter; p < build.parameters.size(); ++p)
       build.parameters[p]->unit = static_cast<int>(i);
   }

@@ -20,10 +20,6 @@ CpCommType CpCommTypeOf(const std::string& name) {
 absl::StatusOr<TransformerConfig> TransformerConfig::FromSpec(const JobSpec& spec,
                                                               const ResolvedSpec& sizes) {
   const ModelSpec& model = spec.model;
-  if (model.num_experts.has_value()) {
-    return absl::UnimplementedError(absl::StrCat("model.num_experts=", *model.num_experts,
-                                                 ": the gpt model has no MoE layers yet"));
-  }
   if (spec.parallel.context_parallel_size != 1) {
     return absl::UnimplementedError(
         absl::StrCat("parallel.context_parallel_size=", spec.parallel.context_parallel_size,

@@ -1,10 +1,17 @@
 // What the MoE layers of a rank share with its training step (reference 5.1, 5.2 steps 5 and 6,
-// 14.4): the scale of the side losses, the expert biases with the counts that move them, and the
-// side losses to be logged. One a rank; layers hold a pointer. One thread.
+// 14.4): the scale of the side losses, the expert biases with the counts that move them, the counts
+// of the global balancing loss, and the side losses to be logged. One a rank; layers hold a
+// pointer. One thread.
+//
+// A step: BeginStep, passes (routers count and log), PrepareBiases while gradients are made final,
+// CommitBiases once the step is committed. A step that is dropped before that changed nothing that
+// BeginStep does not put back.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,8 +27,20 @@ namespace muster {
 struct ExpertBias {
   std::string name;   // "decoder.layers.N.mlp.router.expert_bias"
   at::Tensor bias;    // (num_experts) fp32
-  at::Tensor counts;  // (num_experts) fp32: tokens routed to each since the last update
+  at::Tensor counts;  // (num_experts) fp32: tokens routed to each since the step began
 };
+
+// Of one router's global_aux_loss: tokens routed to each expert since the step began, over
+// tp_dp_cp.
+struct GlobalExpertCounts {
+  at::Tensor sum;  // (num_experts); undefined: none yet
+  int64_t microbatches = 0;
+};
+
+// The side losses under Megatron's names, in the order of kSideLossNames.
+enum class SideLossKind { kLoadBalancing, kSeqLoadBalancing, kGlobalLoadBalancing, kZ };
+inline constexpr std::array<const char*, 4> kSideLossNames = {
+    "load_balancing_loss", "seq_load_balancing_loss", "global_load_balancing_loss", "z_loss"};
 
 class ExpertState {
  public:
@@ -33,13 +52,33 @@ class ExpertState {
   // Routers register theirs once, in layer order. The tensors are shared.
   void AddBias(ExpertBias bias) { biases_.push_back(std::move(bias)); }
   const std::vector<ExpertBias>& biases() const { return biases_; }
-  // bias += rate * sign(mean(count) - count), counts summed over tp_dp_cp; counts <- 0. Collective
-  // over tp_dp_cp where there are biases.
-  absl::Status UpdateBiases(const ParallelContext& parallel, double rate);
+  // A router's own, cleared by BeginStep.
+  std::shared_ptr<GlobalExpertCounts> AddGlobalCounts();
+
+  // One layer's loss of one microbatch, divided by its coefficient: a scalar, as this rank computed
+  // it (its part of the sum over tp_cp or tp_dp_cp; its own value of a z-loss). Copied.
+  void LogSideLoss(SideLossKind kind, const at::Tensor& loss_over_coeff);
+
+  // Counts and logs of the step before are forgotten.
+  void BeginStep();
+  // Sums the counts over tp_dp_cp. Collective there where there are biases.
+  absl::Status PrepareBiases(const ParallelContext& parallel);
+  // bias += rate * sign(mean(count) - count), with PrepareBiases' counts; once.
+  void CommitBiases(double rate);
+  // Of the step, by name, those that were logged on any rank: each layer's loss over the step's
+  // batch (summed over tp_cp and averaged over dp; global: summed over tp_dp_cp; z: averaged over
+  // tp_dp_cp), averaged over microbatches and MoE layers. Collective over the world.
+  absl::StatusOr<std::map<std::string, double>> ReduceSideLosses(const ParallelContext& parallel,
+                                                                 c10::Device device,
+                                                                 int64_t num_microbatches,
+                                                                 int64_t num_moe_layers) const;
 
  private:
   double side_loss_scale_ = 1;
   std::vector<ExpertBias> biases_;
+  at::Tensor prepared_counts_;  // (biases, experts), of the whole batch; undefined: none
+  std::vector<std::shared_ptr<GlobalExpertCounts>> global_counts_;
+  std::array<at::Tensor, kSideLossNames.size()> side_losses_;  // fp64 scalars, summed; or undefined
 };
 
 }  // namespace muster

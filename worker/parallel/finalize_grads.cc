@@ -56,7 +56,7 @@ bool IsSummed(const Parameter& p) {
 }  // namespace
 
 absl::Status FinalizeModelGrads(DataParallel& ddp, const ParallelContext& parallel,
-                                std::optional<at::Tensor> num_tokens) {
+                                std::optional<at::Tensor> num_tokens, ExpertState* experts) {
   for (int chunk = 0; chunk < ddp.num_chunks(); ++chunk)
     RETURN_IF_ERROR(Annotate(ddp.FinishGradSync(chunk), "all-grads-sync"));
 
@@ -79,6 +79,8 @@ absl::Status FinalizeModelGrads(DataParallel& ddp, const ParallelContext& parall
                    "gradients of the tied word embedding"));
     }
   }
+
+  if (experts != nullptr) RETURN_IF_ERROR(experts->PrepareBiases(parallel));
 
   if (num_tokens) {
     RETURN_IF_ERROR(Annotate(pp.Broadcast(*num_tokens, pp.size() - 1)->Wait(), "token count"));

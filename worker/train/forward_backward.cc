@@ -21,11 +21,14 @@ namespace {
 // The scalar that is differentiated for one microbatch (reference 5.1).
 at::Tensor MicrobatchObjective(const ForwardBackwardOptions& options, const LossResult& loss) {
   at::Tensor objective = loss.loss_sum;
-  if (!options.calculate_per_token_loss) {
-    if (loss.num_tokens.defined()) {
-      objective = objective / loss.num_tokens.clamp_min(1).to(objective.scalar_type());
-    }
-    objective = objective / static_cast<double>(options.num_microbatches);
+  const auto microbatches = static_cast<double>(options.num_microbatches);
+  if (!loss.num_tokens.defined()) {
+    // A mean already. Gradients are averaged over dp * cp later: cp makes that a mean over dp of
+    // sums over cp.
+    objective = objective * (options.context_parallel_size / microbatches);
+  } else if (!options.calculate_per_token_loss) {
+    objective = objective / loss.num_tokens.clamp_min(1).to(objective.scalar_type());
+    objective = objective / microbatches;
   }
   if (options.loss_scale != 1) objective = objective * options.loss_scale;
   return objective;

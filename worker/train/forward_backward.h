@@ -32,7 +32,8 @@ struct ForwardBackwardOptions {
   std::vector<DataIterator*> data;
   DataParallel* ddp = nullptr;  // null: forward only
   bool calculate_per_token_loss = false;
-  double loss_scale = 1;  // multiplied into the loss before its backward pass
+  double loss_scale = 1;          // multiplied into the loss before its backward pass
+  int context_parallel_size = 1;  // in the mean of losses whose tokens are not counted
 
   // What stages exchange; not used where `pp` is null or a group of one.
   Communicator* pp = nullptr;

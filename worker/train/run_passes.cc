@@ -39,11 +39,17 @@ absl::StatusOr<ForwardBackwardResult> RunPasses(JobState& state, const DataItera
       .ddp = options.forward_only ? nullptr : state.ddp.get(),
       .calculate_per_token_loss = !options.forward_only && spec.training.calculate_per_token_loss,
       .loss_scale = options.loss_scale,
+      .context_parallel_size = static_cast<int>(spec.parallel.context_parallel_size),
       .pp = &pp,
       .hidden_shape = HiddenShape(spec, options.micro_batch_size),
       .hidden_dtype = ParamsDtype(spec),
       .device = state.device,
       .overlap_p2p_comm = schedule_options.overlap_p2p_comm};
+  // Of the MoE layers' losses, which join in the backward passes (reference 5.1).
+  state.experts->SetSideLossScale(run.calculate_per_token_loss
+                                      ? run.loss_scale
+                                      : run.loss_scale * run.context_parallel_size /
+                                            static_cast<double>(run.num_microbatches));
   for (const auto& chunk : state.chunks) run.chunks.push_back(chunk.get());
   for (const auto& iterator : data) run.data.push_back(iterator.get());
   return RunForwardBackward(run);

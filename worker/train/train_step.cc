@@ -2,10 +2,12 @@
 
 #include <ATen/ops/full.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
+#include "common/spec/per_layer.h"
 #include "worker/parallel/finalize_grads.h"
 #include "worker/train/run_passes.h"
 
@@ -59,6 +61,11 @@ absl::Status GatherParameters(JobState& state) {
   return Annotate(state.optimizer->GatherUpdatedParams(), "gathering parameters");
 }
 
+int64_t NumMoeLayers(const JobSpec& spec) {
+  const std::vector<bool> layers = ExpertLayers(spec.model);
+  return std::count(layers.begin(), layers.end(), true);
+}
+
 }  // namespace
 
 absl::StatusOr<TrainStepResult> TrainStep(JobState& state, const DataIterators& data,
@@ -69,6 +76,7 @@ absl::StatusOr<TrainStepResult> TrainStep(JobState& state, const DataIterators& 
   out.loss_scale = state.loss_scaler->scale();
 
   state.ddp->ZeroGradBuffer();
+  state.experts->BeginStep();
   ForwardBackwardResult passes;
   {
     Timers::Scope timer(timers, "forward-backward");
@@ -86,7 +94,8 @@ absl::StatusOr<TrainStepResult> TrainStep(JobState& state, const DataIterators& 
     Timers::Scope timer(timers, "all-grads-sync");
     std::optional<at::Tensor> num_tokens;
     if (state.spec.training.calculate_per_token_loss) num_tokens = passes.num_tokens;
-    RETURN_IF_ERROR(FinalizeModelGrads(*state.ddp, state.parallel, num_tokens));
+    RETURN_IF_ERROR(
+        FinalizeModelGrads(*state.ddp, state.parallel, num_tokens, state.experts.get()));
   }
   PreparedStep prepared;
   {
@@ -110,6 +119,8 @@ absl::StatusOr<TrainStepResult> TrainStep(JobState& state, const DataIterators& 
   {
     Timers::Scope timer(timers, "optimizer");
     state.loss_scaler->Update(prepared.found_inf);
+    // Moved by skipped steps too, which have routed tokens all the same.
+    state.experts->CommitBiases(state.spec.model.moe_router_bias_update_rate);
     const StepResult step = state.optimizer->CommitStep(prepared);
     out.skipped = !step.success;
     out.grad_norm = step.grad_norm;
@@ -130,6 +141,11 @@ absl::StatusOr<TrainStepResult> TrainStep(JobState& state, const DataIterators& 
   }
   Timers::Scope timer(timers, "loss-reduction");
   ASSIGN_OR_RETURN(out.losses, ReduceReported(passes.reported, state.parallel.Group("dp_cp")));
+  if (const int64_t moe_layers = NumMoeLayers(state.spec); moe_layers > 0) {
+    ASSIGN_OR_RETURN(out.side_losses,
+                     state.experts->ReduceSideLosses(state.parallel, state.device,
+                                                     out.batch.num_microbatches, moe_layers));
+  }
   return out;
 }
 

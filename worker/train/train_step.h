@@ -19,6 +19,9 @@ namespace muster {
 struct TrainStepResult {
   std::map<std::string, double>
       losses;  // last stage only: reduced over dp_cp; "lm loss" and whatever else is reported
+  // Of the MoE layers, by Megatron's names ("load_balancing_loss"), over their coefficients; the
+  // same on every rank.
+  std::map<std::string, double> side_losses;
   // found_inf, or a norm above optimizer.grad_norm_skip_threshold: parameters unchanged; the
   // samples are consumed all the same.
   bool skipped = false;

@@ -191,7 +191,9 @@ class Training {
     if (!reports_) return;
     StepMessage message = MakeStepMessage(*state_, step, elapsed, options_.epoch,
                                           agreement_.applied_through(), std::move(timers_ms));
-    const std::string line = log_.Add(message, step.losses, state_->train_iters);
+    std::map<std::string, double> losses = step.losses;
+    losses.insert(step.side_losses.begin(), step.side_losses.end());
+    const std::string line = log_.Add(message, losses, state_->train_iters);
     if (!line.empty()) {
       MUSTER_LOG(kInfo) << line;
     }

@@ -189,6 +189,7 @@ double GradientError(const std::vector<at::Tensor>& leaves,
 }
 
 double MaxDifference(const at::Tensor& a, const at::Tensor& b) {
+  if (a.numel() == 0 && a.sizes() == b.sizes()) return 0;
   const double difference =
       (a.detach().to(at::kDouble) - b.detach().to(at::kDouble)).abs().max().item<double>();
   return std::isnan(difference) ? std::numeric_limits<double>::infinity() : difference;

@@ -11,6 +11,7 @@
 #include "gtest/gtest.h"
 #include "tests/worker/parallel/logging_communicator.h"
 #include "tests/worker/parallel/thread_ranks.h"
+#include "worker/parallel/ddp.h"
 
 namespace muster {
 namespace {
