@@ -1,13 +1,14 @@
 #include "worker/moe/permute.h"
 
+#include <algorithm>
 #include <numeric>
 #include <utility>
 
 #include <ATen/Dispatch.h>
+#include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/where.h>
 #include <ATen/ops/zeros.h>
 
 #include "common/base/check.h"
@@ -28,6 +29,21 @@ at::Tensor RowsLike(int64_t num_rows, const at::Tensor& rows) {
   std::vector<int64_t> sizes = rows.sizes().vec();
   sizes[0] = num_rows;
   return at::empty(sizes, rows.options());
+}
+
+int64_t Grain(int64_t row_bytes) {
+  constexpr int64_t kGrainBytes = 1 << 17;  // less is not worth a thread
+  return kGrainBytes / std::max<int64_t>(row_bytes, 1) + 1;
+}
+
+// body(tokens) for parts of the tokens.
+template <class Body>
+void ForTokens(const RowOrder& order, int64_t row_bytes, const Body& body) {
+  const auto* first_row = order.first_row.const_data_ptr<int64_t>();
+  const auto* rows_of_token = order.rows_of_token.const_data_ptr<int64_t>();
+  at::parallel_for(0, order.num_tokens, Grain(row_bytes), [&](int64_t begin, int64_t end) {
+    body(kernels::TokenRows{first_row, rows_of_token, begin, end});
+  });
 }
 
 RowOrderPtr OrderRowsOnCpu(const at::Tensor& map, const ExpertRange& range) {
@@ -90,9 +106,10 @@ RowOrderPtr OrderRowsOnDevice(const at::Tensor& map, const ExpertRange& range, i
 at::Tensor PermuteRows(const at::Tensor& x, const RowOrder& order) {
   if (!x.is_cpu()) return x.index_select(0, order.token);
   const at::Tensor from = x.contiguous(), rows = RowsLike(order.num_rows, x);
-  kernels::SpreadRows(
-      from.const_data_ptr(), rows.mutable_data_ptr(), order.first_row.const_data_ptr<int64_t>(),
-      order.rows_of_token.const_data_ptr<int64_t>(), order.num_tokens, RowBytes(from));
+  const int64_t row_bytes = RowBytes(from);
+  ForTokens(order, row_bytes, [&](const kernels::TokenRows& tokens) {
+    kernels::SpreadRows(from.const_data_ptr(), rows.mutable_data_ptr(), row_bytes, tokens);
+  });
   return rows;
 }
 
@@ -112,10 +129,11 @@ at::Tensor SumRows(const at::Tensor& rows, const RowOrder& order) {
   const at::Tensor from = rows.contiguous(), sum = RowsLike(order.num_tokens, rows);
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kBFloat16, at::kHalf, rows.scalar_type(), "muster_unpermute", [&] {
-        kernels::SumRows(from.const_data_ptr<scalar_t>(), sum.mutable_data_ptr<scalar_t>(),
-                         order.first_row.const_data_ptr<int64_t>(),
-                         order.rows_of_token.const_data_ptr<int64_t>(), order.num_tokens,
-                         rows.size(1));
+        const auto* data = from.const_data_ptr<scalar_t>();
+        auto* out = sum.mutable_data_ptr<scalar_t>();
+        ForTokens(order, RowBytes(from), [&](const kernels::TokenRows& tokens) {
+          kernels::SumRows(data, out, from.size(1), tokens);
+        });
       });
   return sum;
 }
@@ -139,7 +157,11 @@ at::Tensor SortChunks(const at::Tensor& tensor, const std::vector<int64_t>& chun
   }
   MUSTER_CHECK_MSG(to == tensor.size(0), "the chunks are the whole tensor");
   const at::Tensor from = tensor.contiguous(), sorted = RowsLike(to, tensor);
-  kernels::CopyRuns(from.const_data_ptr(), sorted.mutable_data_ptr(), runs, to, RowBytes(from));
+  const int64_t row_bytes = RowBytes(from);
+  at::parallel_for(0, to, Grain(row_bytes), [&](int64_t begin, int64_t end) {
+    kernels::CopyRuns(from.const_data_ptr(), sorted.mutable_data_ptr(), row_bytes, runs, begin,
+                      end);
+  });
   return sorted;
 }
 
