@@ -12,6 +12,7 @@ case "${1:-}" in
     "$BENCH_VENV/bin/python" tests/golden/make_gpt_goldens.py tests/golden/gpt
     "$BENCH_VENV/bin/python" tests/golden/make_optimizer_goldens.py tests/golden/optimizer/optimizer.json
     "$BENCH_VENV/bin/python" tests/golden/make_muon_goldens.py tests/golden/optimizer/muon.json
+    "$BENCH_VENV/bin/python" tests/golden/make_cp_goldens.py tests/golden/context/attention.json
     "$MEGATRON_VENV/bin/python" -W ignore tests/golden/make_megatron_goldens.py tests/golden/megatron 2>"$LOGS/megatron-goldens.log" ||
       fail "Megatron-core failed; its output is in $LOGS/megatron-goldens.log"
     ;;

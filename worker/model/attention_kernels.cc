@@ -102,7 +102,7 @@ MUSTER_VECTOR_CLONES void CausalSoftmax(float* __restrict s, int64_t rows, int64
                                         int64_t visible, float scale, c10::BFloat16* p,
                                         float* inverse_sum, float* lse) {
   for (int64_t i = 0; i < rows; ++i, s += cols) {
-    const int64_t seen = visible + i;
+    const int64_t seen = std::min(cols, visible + i);
     const int64_t width = (seen + kLanes - 1) / kLanes * kLanes;  // whole vectors only
     for (int64_t j = seen; j < width; ++j) s[j] = -std::numeric_limits<float>::infinity();
     float lanes[kLanes];

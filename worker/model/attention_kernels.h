@@ -28,9 +28,9 @@ void RoundRows(const float* x, const float* factor, int64_t rows, int64_t cols, 
 void DotRows(const c10::BFloat16* a, int64_t a_stride, const c10::BFloat16* b, int64_t b_stride,
              int64_t rows, int64_t cols, float* out);
 
-// Row i of s (rows, cols) holds q k; its first `visible` + i columns count. p = exp(scale (s -
-// max)), 0 where hidden; inverse_sum[i] = 1 / sum p; lse[i] = ln sum exp(scale s). cols: a multiple
-// of 16. s is overwritten where hidden.
+// Row i of s (rows, cols) holds q k; its first `visible` + i columns count, or all. p = exp(scale
+// (s - max)), 0 where hidden; inverse_sum[i] = 1 / sum p; lse[i] = ln sum exp(scale s). cols: a
+// multiple of 16. s is overwritten where hidden.
 void CausalSoftmax(float* s, int64_t rows, int64_t cols, int64_t visible, float scale,
                    c10::BFloat16* p, float* inverse_sum, float* lse);
 

@@ -9,6 +9,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
+#include "common/base/check.h"
 #include "worker/model/attention_kernels.h"
 
 namespace muster {
@@ -17,19 +18,25 @@ namespace {
 using Bf16 = c10::BFloat16;
 using kernels::BfPair;
 
-constexpr int64_t kBlock = 64;     // queries of a forward block, keys of a backward block
-constexpr int64_t kChunk = 256;    // queries of a backward block: its scores stay in the L2 cache
-constexpr int64_t kMaxSeq = 4096;  // a forward block's scores are (64, S) fp32
+constexpr int64_t kBlock = 64;      // queries of a forward block, keys of a backward block
+constexpr int64_t kChunk = 256;     // queries of a backward block: its scores stay in the L2 cache
+constexpr int64_t kMaxKeys = 4096;  // a forward block's scores are (64, keys) fp32
 
 struct Sizes {
-  explicit Sizes(const AttentionTensors& in)
-      : batch(in.q.size(0)),
-        seq(in.q.size(1)),
+  Sizes(const AttentionTensors& in, int64_t past_keys)
+      : past(past_keys),
+        batch(in.q.size(0)),
+        queries(in.q.size(1)),
+        keys(in.k.size(1)),
         heads(in.q.size(2)),
         groups(in.k.size(2)),
         channels(in.q.size(3)),
         scale(static_cast<float>(1.0 / std::sqrt(static_cast<double>(channels)))) {}
-  const int64_t batch, seq, heads, groups, channels;
+  // How many keys some query of [first, first + kBlock) sees, and the first query that sees `key`.
+  int64_t KeysSeenBy(int64_t first) const { return std::min(keys, past + first + kBlock); }
+  int64_t FirstQueryOf(int64_t key) const { return std::max<int64_t>(0, key - past); }
+
+  const int64_t past, batch, queries, keys, heads, groups, channels;
   const float scale;
 };
 
@@ -92,36 +99,36 @@ bool CpuMultipliesBf16() {
 #endif
 }
 
-// x (S, D) as B = x^T (D, S).
-void PackTransposed(const Rows<Bf16>& x, const Sizes& z, BfPair* out) {
-  kernels::TransposePairs(reinterpret_cast<const BfPair*>(x.data), x.stride / 2, z.seq,
-                          z.channels / 2, out, z.seq);
+// x (rows, D) as B = x^T (D, rows).
+void PackTransposed(const Rows<Bf16>& x, int64_t rows, int64_t channels, BfPair* out) {
+  kernels::TransposePairs(reinterpret_cast<const BfPair*>(x.data), x.stride / 2, rows, channels / 2,
+                          out, rows);
 }
 
 class ForwardWorker {
  public:
   explicit ForwardWorker(const Sizes& z)
       : z_(z),
-        k_pairs_(z.seq * z.channels / 2),
-        v_pairs_(z.seq * z.channels / 2),
-        scores_(kBlock * z.seq),
+        k_pairs_(z.keys * z.channels / 2),
+        v_pairs_(z.keys * z.channels / 2),
+        scores_(kBlock * z.keys),
         sums_(kBlock * z.channels),
-        probs_(kBlock * z.seq) {}
+        probs_(kBlock * z.keys) {}
 
   void Group(const Rows<Bf16>& k, const Rows<Bf16>& v) const {
-    PackTransposed(k, z_, k_pairs_.get());
-    kernels::PackRows(v.data, v.stride, z_.seq, z_.channels, v_pairs_.get());
+    PackTransposed(k, z_.keys, z_.channels, k_pairs_.get());
+    kernels::PackRows(v.data, v.stride, z_.keys, z_.channels, v_pairs_.get());
   }
 
   void Head(const Rows<Bf16>& q, const Rows<Bf16>& out, float* lse) const {
     const int64_t d = z_.channels;
     float inverse_sum[kBlock];
-    for (int64_t first = 0; first < z_.seq; first += kBlock) {
-      const int64_t keys = first + kBlock;
-      Product(kBlock, keys, d, q.at(first), q.stride, k_pairs_.get(), z_.seq, scores_.get(), keys,
+    for (int64_t first = 0; first < z_.queries; first += kBlock) {
+      const int64_t keys = z_.KeysSeenBy(first);
+      Product(kBlock, keys, d, q.at(first), q.stride, k_pairs_.get(), z_.keys, scores_.get(), keys,
               Into::kReplace);
-      kernels::CausalSoftmax(scores_.get(), kBlock, keys, first + 1, z_.scale, probs_.get(),
-                             inverse_sum, lse + first);
+      kernels::CausalSoftmax(scores_.get(), kBlock, keys, z_.past + first + 1, z_.scale,
+                             probs_.get(), inverse_sum, lse + first);
       Product(kBlock, d, keys, probs_.get(), keys, v_pairs_.get(), d, sums_.get(), d,
               Into::kReplace);
       kernels::RoundRows(sums_.get(), inverse_sum, kBlock, d, out.at(first), out.stride);
@@ -140,24 +147,25 @@ class BackwardWorker {
  public:
   explicit BackwardWorker(const Sizes& z)
       : z_(z),
-        qt_(z.seq * z.channels / 2),
-        dot_(z.seq * z.channels / 2),
-        q_(z.seq * z.channels / 2),
-        do_(z.seq * z.channels / 2),
+        qt_(z.queries * z.channels / 2),
+        dot_(z.queries * z.channels / 2),
+        q_(z.queries * z.channels / 2),
+        do_(z.queries * z.channels / 2),
+        kt_pairs_(z.keys * z.channels / 2),
         ds_pairs_(kBlock * kChunk / 2),
         s_(kBlock * kChunk),
         dp_(kBlock * kChunk),
-        delta_(z.seq),
-        dqt_(z.seq * z.channels),
-        dk_(z.seq * z.channels),
-        dv_(z.seq * z.channels),
-        kt_(z.seq * z.channels),
+        delta_(z.queries),
+        dqt_(z.queries * z.channels),
+        dk_(z.keys * z.channels),
+        dv_(z.keys * z.channels),
+        kt_(z.keys * z.channels),
         p_(kBlock * kChunk),
         ds_(kBlock * kChunk) {}
 
   void StartGroup(const Rows<Bf16>& k) const {
-    PackTransposed(k, z_, qt_.get());
-    kernels::UnpackRows(qt_.get(), z_.channels / 2, z_.seq, kt_.get());
+    PackTransposed(k, z_.keys, z_.channels, kt_pairs_.get());
+    kernels::UnpackRows(kt_pairs_.get(), z_.channels / 2, z_.keys, kt_.get());
   }
 
   struct Head {
@@ -166,32 +174,32 @@ class BackwardWorker {
     bool first;  // of its group: starts the sums of dk and dv
   };
   void OneHead(const Head& h) const {
-    const int64_t d = z_.channels;
-    PackTransposed(h.q, z_, qt_.get());
-    PackTransposed(h.dout, z_, dot_.get());
-    kernels::PackRows(h.q.data, h.q.stride, z_.seq, d, q_.get());
-    kernels::PackRows(h.dout.data, h.dout.stride, z_.seq, d, do_.get());
-    kernels::DotRows(h.dout.data, h.dout.stride, h.out.data, h.out.stride, z_.seq, d, delta_.get());
-    for (int64_t key = 0; key < z_.seq; key += kBlock) {
-      for (int64_t query = key; query < z_.seq; query += kChunk) Block(h, key, query);
+    const int64_t d = z_.channels, n = z_.queries;
+    PackTransposed(h.q, n, d, qt_.get());
+    PackTransposed(h.dout, n, d, dot_.get());
+    kernels::PackRows(h.q.data, h.q.stride, n, d, q_.get());
+    kernels::PackRows(h.dout.data, h.dout.stride, n, d, do_.get());
+    kernels::DotRows(h.dout.data, h.dout.stride, h.out.data, h.out.stride, n, d, delta_.get());
+    for (int64_t key = 0; key < z_.keys; key += kBlock) {
+      for (int64_t query = z_.FirstQueryOf(key); query < n; query += kChunk) Block(h, key, query);
     }
-    kernels::RoundToPairs(dqt_.get(), d, z_.seq, qt_.get());
-    kernels::TransposePairs(qt_.get(), z_.seq, d / 2, z_.seq, reinterpret_cast<BfPair*>(h.dq.data),
+    kernels::RoundToPairs(dqt_.get(), d, n, qt_.get());
+    kernels::TransposePairs(qt_.get(), n, d / 2, n, reinterpret_cast<BfPair*>(h.dq.data),
                             h.dq.stride / 2);
   }
 
   void FinishGroup(const Rows<Bf16>& dk, const Rows<Bf16>& dv) const {
-    kernels::RoundRows(dk_.get(), nullptr, z_.seq, z_.channels, dk.data, dk.stride);
-    kernels::RoundRows(dv_.get(), nullptr, z_.seq, z_.channels, dv.data, dv.stride);
+    kernels::RoundRows(dk_.get(), nullptr, z_.keys, z_.channels, dk.data, dk.stride);
+    kernels::RoundRows(dv_.get(), nullptr, z_.keys, z_.channels, dv.data, dv.stride);
   }
 
  private:
   // Keys [key, key + 64) against queries [query, query + 256).
   void Block(const Head& h, int64_t key, int64_t query) const {
-    const int64_t d = z_.channels, n = std::min(kChunk, z_.seq - query);
-    Product(kBlock, n, d, h.k.at(key), h.k.stride, qt_.get() + query, z_.seq, s_.get(), n,
+    const int64_t d = z_.channels, n = std::min(kChunk, z_.queries - query);
+    Product(kBlock, n, d, h.k.at(key), h.k.stride, qt_.get() + query, z_.queries, s_.get(), n,
             Into::kReplace);
-    Product(kBlock, n, d, h.v.at(key), h.v.stride, dot_.get() + query, z_.seq, dp_.get(), n,
+    Product(kBlock, n, d, h.v.at(key), h.v.stride, dot_.get() + query, z_.queries, dp_.get(), n,
             Into::kReplace);
     kernels::ScoreGrads({.s = s_.get(),
                          .dp = dp_.get(),
@@ -199,47 +207,51 @@ class BackwardWorker {
                          .delta = delta_.get() + query,
                          .rows = kBlock,
                          .cols = n,
-                         .hidden = key - query,
+                         .hidden = key - query - z_.past,
                          .scale = z_.scale,
                          .p = p_.get(),
                          .ds = ds_.get(),
                          .ds_pairs = ds_pairs_.get()});
-    const Into keys_into = h.first && query == key ? Into::kReplace : Into::kAdd;
+    const Into keys_into = h.first && query == z_.FirstQueryOf(key) ? Into::kReplace : Into::kAdd;
     Product(kBlock, d, n, p_.get(), n, do_.get() + query / 2 * d, d, dv_.get() + key * d, d,
             keys_into);
     Product(kBlock, d, n, ds_.get(), n, q_.get() + query / 2 * d, d, dk_.get() + key * d, d,
             keys_into);
-    Product(d, n, kBlock, kt_.get() + key, z_.seq, ds_pairs_.get(), n, dqt_.get() + query, z_.seq,
-            key == 0 ? Into::kReplace : Into::kAdd);
+    Product(d, n, kBlock, kt_.get() + key, z_.keys, ds_pairs_.get(), n, dqt_.get() + query,
+            z_.queries, key == 0 ? Into::kReplace : Into::kAdd);
   }
 
   const Sizes& z_;
-  const Scratch<uint32_t> qt_, dot_, q_, do_;  // Q^T, dO^T (D, S); Q, dO (S, D)
+  const Scratch<uint32_t> qt_, dot_, q_, do_;  // Q^T, dO^T (D, queries); Q, dO (queries, D)
+  const Scratch<uint32_t> kt_pairs_;           // K^T (D, keys)
   const Scratch<uint32_t> ds_pairs_;           // dS^T (64, 256)
   const Scratch<float> s_, dp_;                // S^T, dP^T (64, 256)
-  const Scratch<float> delta_;                 // (S): sum of dO * O
-  const Scratch<float> dqt_, dk_, dv_;         // dQ^T (D, S); (S, D)
-  const Scratch<Bf16> kt_;                     // K^T (D, S), plain
+  const Scratch<float> delta_;                 // (queries): sum of dO * O
+  const Scratch<float> dqt_, dk_, dv_;         // dQ^T (D, queries); (keys, D)
+  const Scratch<Bf16> kt_;                     // K^T (D, keys), plain
   const Scratch<Bf16> p_, ds_;                 // P^T, dS^T (64, 256)
 };
 
 }  // namespace
 
-bool BlockedAttentionTakes(const AttentionTensors& in) {
-  const Sizes z(in);
+bool BlockedAttentionTakes(const AttentionTensors& in, int64_t past) {
+  const Sizes z(in, past);
+  const auto in_blocks = [](int64_t rows) { return rows > 0 && rows % kBlock == 0; };
   const auto even_strides = [](const at::Tensor& x) {  // pairs of channels are read as words
     return x.stride(3) == 1 && x.stride(0) % 2 == 0 && x.stride(1) % 2 == 0 &&
            x.stride(2) % 2 == 0 && x.storage_offset() % 2 == 0;
   };
-  return in.q.is_cpu() && in.q.scalar_type() == at::kBFloat16 && z.batch > 0 && z.seq > 0 &&
-         z.seq % kBlock == 0 && z.seq <= kMaxSeq && z.channels % 2 == 0 && even_strides(in.q) &&
+  return in.q.is_cpu() && in.q.scalar_type() == at::kBFloat16 && z.batch > 0 &&
+         in_blocks(z.queries) && in_blocks(z.keys) && z.keys <= kMaxKeys &&
+         (past % kBlock == 0 || past >= z.keys) && z.channels % 2 == 0 && even_strides(in.q) &&
          even_strides(in.k) && even_strides(in.v) && CpuMultipliesBf16();
 }
 
-at::Tensor BlockedAttention(const AttentionTensors& in, const at::Tensor& out) {
-  const Sizes z(in);
+at::Tensor BlockedAttention(const AttentionTensors& in, const at::Tensor& out, int64_t past) {
+  const Sizes z(in, past);
+  MUSTER_CHECK_MSG(past + z.queries >= z.keys, "every key is seen");
   const int64_t r = z.heads / z.groups;
-  at::Tensor lse = at::empty({z.batch, z.heads, z.seq}, at::kFloat);
+  at::Tensor lse = at::empty({z.batch, z.heads, z.queries}, at::kFloat);
   at::parallel_for(0, z.batch * z.groups, 1, [&](int64_t begin, int64_t end) {
     const ForwardWorker worker(z);
     for (int64_t task = begin; task < end; ++task) {
@@ -247,7 +259,7 @@ at::Tensor BlockedAttention(const AttentionTensors& in, const at::Tensor& out) {
       worker.Group(HeadRows(in.k, b, g), HeadRows(in.v, b, g));
       for (int64_t h = g * r; h < (g + 1) * r; ++h) {
         worker.Head(HeadRows(in.q, b, h), HeadRows(out, b, h),
-                    lse.data_ptr<float>() + (b * z.heads + h) * z.seq);
+                    lse.data_ptr<float>() + (b * z.heads + h) * z.queries);
       }
     }
     at::native::cpublas::brgemm_release();
@@ -255,10 +267,11 @@ at::Tensor BlockedAttention(const AttentionTensors& in, const at::Tensor& out) {
   return lse;
 }
 
-void BlockedAttentionBackward(const AttentionTensors& in, const at::Tensor& out,
-                              const at::Tensor& lse, const at::Tensor& dout,
-                              const AttentionTensors& grads) {
-  const Sizes z(in);
+void BlockedAttentionBackward(const AttentionTensors& in, const BlockedBackwardInputs& backward,
+                              const AttentionTensors& grads, int64_t past) {
+  const Sizes z(in, past);
+  const at::Tensor& lse = backward.lse;
+  MUSTER_CHECK(past + z.queries >= z.keys && lse.stride(2) == 1);
   const int64_t r = z.heads / z.groups;
   at::parallel_for(0, z.batch * z.groups, 1, [&](int64_t begin, int64_t end) {
     const BackwardWorker worker(z);
@@ -270,10 +283,10 @@ void BlockedAttentionBackward(const AttentionTensors& in, const at::Tensor& out,
         worker.OneHead({.q = HeadRows(in.q, b, h),
                         .k = k,
                         .v = v,
-                        .out = HeadRows(out, b, h),
-                        .dout = HeadRows(dout, b, h),
+                        .out = HeadRows(backward.out, b, h),
+                        .dout = HeadRows(backward.dout, b, h),
                         .dq = HeadRows(grads.q, b, h),
-                        .lse = lse.data_ptr<float>() + (b * z.heads + h) * z.seq,
+                        .lse = lse.data_ptr<float>() + b * lse.stride(0) + h * lse.stride(1),
                         .first = h == g * r});
       }
       worker.FinishGroup(HeadRows(grads.k, b, g), HeadRows(grads.v, b, g));

@@ -8,15 +8,11 @@
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
 
+#include "worker/model/attention_layout.h"
 #include "worker/model/rotary.h"
 #include "worker/model/transformer_config.h"
 
 namespace muster {
-
-struct AttentionShape {
-  int64_t heads = 0, groups = 0, channels = 0;  // of this rank
-  int64_t heads_a_group() const { return heads / groups; }
-};
 
 struct QkvHeads {
   at::Tensor q;     // (B, S, heads, D)

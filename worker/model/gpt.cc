@@ -39,6 +39,9 @@ Communicator* PeersOf(const ModelBuildContext& context, const char* group) {
 ContextParallel ContextParallelOf(const ModelBuildContext& context) {
   const Communicator& group = context.parallel.Group("cp");
   ContextParallel cp{.comm = PeersOf(context, "cp"), .rank = group.rank(), .size = group.size()};
+  if (context.spec.parallel.hierarchical_context_parallel_sizes.empty()) return cp;
+  cp.a2a = PeersOf(context, "hcp_0");
+  cp.p2p = PeersOf(context, "hcp_1");
   return cp;
 }
 
@@ -107,7 +110,8 @@ GptModel::GptModel(const TransformerConfig& config, const Placement& placement,
   }
   std::shared_ptr<const RotaryTable> rotary;
   if (config.position_embedding == PositionEmbedding::kRope) {
-    rotary = std::make_shared<RotaryTable>(config, dtype, device);
+    rotary = std::make_shared<RotaryTable>(config, dtype, device,
+                                           ContextPlace{groups.cp.rank, groups.cp.size});
   }
   layers_.emplace(build, placement.layer_offset, placement.num_layers, rotary);
   if (!placement.post_process) return;

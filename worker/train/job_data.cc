@@ -8,6 +8,7 @@
 #include "common/base/status.h"
 #include "common/schedule/eval_schedule.h"
 #include "common/schedule/from_spec.h"
+#include "worker/data/context_slices.h"
 #include "worker/data/data_iterator.h"
 
 namespace muster {
@@ -47,6 +48,22 @@ absl::Status CheckEvaluationSize(const JobState& state, const std::string& split
                    full ? "" : " or lower evaluation.eval_global_batch_size"));
 }
 
+// The place's tokens of every batch, so that models and losses know of no others.
+class ContextIterator final : public DataIterator {
+ public:
+  ContextIterator(std::unique_ptr<DataIterator> data, ContextPlace place)
+      : data_(std::move(data)), place_(place) {}
+
+  absl::StatusOr<Batch> Next() override {
+    ASSIGN_OR_RETURN(const Batch whole, data_->Next());
+    return SliceForContext(whole, place_);
+  }
+
+ private:
+  const std::unique_ptr<DataIterator> data_;
+  const ContextPlace place_;
+};
+
 // Batches are collated on the CPU; a GPU's model reads them there.
 class DeviceIterator final : public DataIterator {
  public:
@@ -85,6 +102,8 @@ bool ReadsBatches(const JobState& state, const ChunkLayers& holds) {
 absl::StatusOr<DataIterators> MakeIterators(const JobState& state,
                                             const std::shared_ptr<const Dataset>& dataset,
                                             const DataIteratorOptions& options) {
+  const ContextPlace place{state.parallel.coordinates().cp,
+                           static_cast<int>(state.spec.parallel.context_parallel_size)};
   DataIterators iterators;
   for (const ChunkLayers& holds : state.layers) {
     if (!ReadsBatches(state, holds)) {
@@ -92,6 +111,7 @@ absl::StatusOr<DataIterators> MakeIterators(const JobState& state,
       continue;
     }
     ASSIGN_OR_RETURN(std::unique_ptr<DataIterator> data, MakeDataIterator(dataset, options));
+    if (place.size > 1) data = std::make_unique<ContextIterator>(std::move(data), place);
     if (!state.device.is_cpu())
       data = std::make_unique<DeviceIterator>(std::move(data), state.device);
     iterators.push_back(std::move(data));

@@ -13,7 +13,8 @@ namespace muster {
 
 // By chunk of this rank: each reads the same microbatches through an iterator of its own (a later
 // virtual stage comes to a microbatch later). Equal on all tp and pp ranks of a data-parallel
-// coordinate, but that a stage which looks at no data gets empty batches.
+// coordinate, but that a stage which looks at no data gets empty batches; the cp ranks share its
+// sequences, each has its tokens of them (worker/data/context_slices.h).
 using DataIterators = std::vector<std::unique_ptr<DataIterator>>;
 
 class JobData {
