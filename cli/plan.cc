@@ -7,6 +7,7 @@
 #include "cli/output.h"
 #include "cli/spec_file.h"
 #include "cli/spec_topology.h"
+#include "common/schedule/expert_rows.h"
 #include "common/schedule/plan.h"
 #include "common/tokenizer/tokenizer.h"
 #include "nlohmann/json.hpp"
@@ -16,7 +17,8 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-Json PlanToJson(const JobPlan& plan, const RankTopology& topology, const ResolvedSpec& resolved) {
+Json PlanToJson(const JobPlan& plan, const JobSpec& spec, const RankTopology& topology,
+                const ResolvedSpec& resolved) {
   Json json;
   json["parameters"] = {{"total", plan.total_parameters}, {"per_rank", Json::array()}};
   json["bytes_per_rank"] = Json::array();
@@ -27,6 +29,7 @@ Json PlanToJson(const JobPlan& plan, const RankTopology& topology, const Resolve
                                       {"parameters", need.parameter_bytes},
                                       {"gradients", need.gradient_bytes},
                                       {"optimizer", need.optimizer_bytes},
+                                      {"gathered", need.gathered_bytes},
                                       {"activations", need.activation_bytes},
                                       {"total", need.total_bytes()}});
   }
@@ -37,10 +40,13 @@ Json PlanToJson(const JobPlan& plan, const RankTopology& topology, const Resolve
   json["data_parallel_size"] = resolved.data_parallel_size;
   json["padded_vocab_size"] = resolved.padded_vocab_size;
   json["train_iters"] = resolved.train_iters;
+  if (spec.model.num_experts.has_value()) {
+    json["experts"] = {{"routing", "even"}, {"rows_per_microbatch", ExpertRowsOf(spec).received}};
+  }
   return json;
 }
 
-void PrintPlan(const JobPlan& plan, const ResolvedSpec& resolved) {
+void PrintPlan(const JobPlan& plan, const JobSpec& spec, const ResolvedSpec& resolved) {
   const auto line = [](absl::string_view name, absl::string_view value) {
     std::cout << absl::StrFormat("%-20s %s\n", name, value);
   };
@@ -55,16 +61,20 @@ void PrintPlan(const JobPlan& plan, const ResolvedSpec& resolved) {
   line("iterations", absl::StrCat(resolved.train_iters));
   line("FLOPs an iteration", absl::StrFormat("%.4g", plan.flops_per_iteration));
   line("pipeline bubble", absl::StrFormat("%.1f %% of the ideal time", 100 * plan.bubble_fraction));
+  if (spec.model.num_experts.has_value()) {
+    line("experts", absl::StrFormat("%.0f rows of a microbatch on each rank, if routing is even",
+                                    ExpertRowsOf(spec).received));
+  }
   std::vector<std::vector<std::string>> rows;
   for (size_t stage = 0; stage < plan.stages.size(); ++stage) {
     const RankPlan& need = plan.stages[stage];
     rows.push_back({absl::StrCat(stage), FormatCount(static_cast<double>(need.parameters)),
                     size(need.parameter_bytes), size(need.gradient_bytes),
-                    size(need.optimizer_bytes), size(need.activation_bytes),
-                    size(need.total_bytes())});
+                    size(need.optimizer_bytes), size(need.gathered_bytes),
+                    size(need.activation_bytes), size(need.total_bytes())});
   }
   std::cout << "\na rank of each pipeline stage holds\n"
-            << FormatTable({"STAGE", "PARAMETERS", "WEIGHTS", "GRADIENTS", "OPTIMIZER",
+            << FormatTable({"STAGE", "PARAMETERS", "WEIGHTS", "GRADIENTS", "OPTIMIZER", "GATHERED",
                             "ACTIVATIONS", "TOTAL"},
                            rows);
 }
@@ -99,9 +109,9 @@ int Plan(const Invocation& invocation) {
         return kExitUsage;
       }
       if (invocation.Has("--json")) {
-        json = PlanToJson(*plan, *topology, resolved);
+        json = PlanToJson(*plan, loaded->spec, *topology, resolved);
       } else {
-        PrintPlan(*plan, resolved);
+        PrintPlan(*plan, loaded->spec, resolved);
       }
     }
     // A plan may be made on a machine without the data; what is missing is said all the same.
@@ -129,8 +139,9 @@ Command PlanCommand() {
       .help = "check a spec and show what it needs: parameters, memory, FLOPs (offline)",
       .details =
           "Checks the spec whole and prints parameters, bytes of each rank (parameters, gradients, "
-          "optimizer, activations), pipeline bubble, microbatches and FLOPs of an iteration. Needs "
-          "no cluster, and starts nothing. Of a spec with faults all of them are printed.",
+          "optimizer, what fully sharded data parallelism gathers, activations), pipeline bubble, "
+          "microbatches and FLOPs of an iteration. Experts are taken to be chosen evenly. Needs no "
+          "cluster, and starts nothing. Of a spec with faults all of them are printed.",
       .min_arguments = 1,
       .max_arguments = 1,
       .options = {SetOption(), JsonOption()},

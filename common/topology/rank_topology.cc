@@ -200,7 +200,7 @@ absl::StatusOr<RankTopology> RankTopology::Create(const TopologySpec& given) {
   int64_t hierarchy = 1;
   for (int size : spec.hierarchical_cp) {
     RETURN_IF_ERROR(CheckPositive("parallel.hierarchical_context_parallel_sizes", size));
-    hierarchy *= size;
+    if (hierarchy <= spec.cp) hierarchy *= size;
   }
   if (!spec.hierarchical_cp.empty() && hierarchy != spec.cp) {
     return absl::InvalidArgumentError(absl::StrCat(

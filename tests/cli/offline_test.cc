@@ -86,6 +86,25 @@ TEST_F(OfflineTest, TopologyOfASpec) {
   EXPECT_THAT(Muster({"topology", folder_ / "spec.json"}).out, HasSubstr("tp: [0,1][2,3]"));
 }
 
+TEST_F(OfflineTest, TopologyWithLevelsOfContextParallelRanksAndExperts) {
+  json spec = SmallSpec(8, 10);
+  spec["model"]["num_layers"] = 2;
+  spec["model"]["num_experts"] = 4;
+  spec["parallel"]["context_parallel_size"] = 4;
+  spec["parallel"]["cp_comm_type"] = "a2a+p2p";
+  spec["parallel"]["hierarchical_context_parallel_sizes"] = {2, 2};
+  spec["parallel"]["expert_model_parallel_size"] = 2;
+  const Result result = Muster({"topology", SpecFile(spec), "--json"});
+  ASSERT_EQ(result.code, 0) << result.err;
+  const json groups = json::parse(result.out)["groups"];
+  EXPECT_EQ(groups["cp"], json::parse("[[0,1,2,3],[4,5,6,7]]"));
+  EXPECT_EQ(groups["hcp_0"], json::parse("[[0,1],[2,3],[4,5],[6,7]]"));
+  EXPECT_EQ(groups["hcp_1"], json::parse("[[0,2],[1,3],[4,6],[5,7]]"));
+  EXPECT_EQ(groups["ep"], json::parse("[[0,1],[2,3],[4,5],[6,7]]"));
+  EXPECT_EQ(groups["expert_dp"], json::parse("[[0,2,4,6],[1,3,5,7]]"));
+  EXPECT_THAT(Muster({"topology", folder_ / "spec.json"}).out, HasSubstr("hcp_1: [0,2][1,3]"));
+}
+
 TEST_F(OfflineTest, PlanOfASpec) {
   json spec = SmallSpec(2, 10);
   spec["training"]["global_batch_size"] = 8;
@@ -103,6 +122,30 @@ TEST_F(OfflineTest, PlanOfASpec) {
   EXPECT_EQ(plan["bytes_per_rank"][1]["parameters"], 4 * plan["parameters"]["total"].get<int>());
   EXPECT_GT(plan["flops_per_iteration"], 0.0);
   EXPECT_THAT(Muster({"plan", folder_ / "spec.json"}).out, HasSubstr("pipeline bubble"));
+}
+
+TEST_F(OfflineTest, PlanOfAShardedSpecWithExperts) {
+  json spec = SmallSpec(4, 10);
+  spec["model"]["num_layers"] = 2;
+  spec["model"]["num_experts"] = 4;
+  spec["parallel"]["expert_model_parallel_size"] = 2;
+  spec["parallel"]["use_megatron_fsdp"] = true;
+  spec["parallel"]["data_parallel_sharding_strategy"] = "optim_grads_params";
+  const json plan = json::parse(Muster({"plan", SpecFile(spec), "--json"}).out);
+  const json& rank = plan["bytes_per_rank"][3];
+  EXPECT_EQ(rank["parameters"], plan["parameters"]["total"]);  // a quarter, of 4 bytes each
+  EXPECT_GT(rank["gathered"], 0);
+  EXPECT_EQ(rank["total"], rank["parameters"].get<int64_t>() + rank["gradients"].get<int64_t>() +
+                               rank["optimizer"].get<int64_t>() + rank["gathered"].get<int64_t>() +
+                               rank["activations"].get<int64_t>());
+  // Each of a microbatch's 16 tokens goes to two experts.
+  EXPECT_EQ(
+      plan["experts"],
+      (json{{"routing", "even"},
+            {"rows_per_microbatch", spec["training"]["micro_batch_size"].get<int>() * 32.0}}));
+  const std::string text = Muster({"plan", folder_ / "spec.json"}).out;
+  EXPECT_THAT(text, HasSubstr("GATHERED"));
+  EXPECT_THAT(text, HasSubstr("if routing is even"));
 }
 
 TEST_F(OfflineTest, PlanOfABadSpecListsEveryProblem) {
