@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/schedule/activation_layers.h"
+#include "common/spec/data_sharding.h"
 
 namespace muster {
 namespace {
@@ -10,7 +11,9 @@ namespace {
 class ChunkWalk : private LayerWalk {
  public:
   ChunkWalk(const JobSpec& spec, const ResolvedSpec& resolved, Recomputed recomputed)
-      : LayerWalk(spec, resolved), all_layers_(recomputed == Recomputed::kAllLayers) {}
+      : LayerWalk(spec, resolved),
+        all_layers_(recomputed == Recomputed::kAllLayers),
+        closes_(DataShardingOf(spec.parallel).by_unit) {}
 
   ActivationBytes Chunk(const ChunkLayers& chunk) {
     const auto num_layers = static_cast<int64_t>(chunk.layers.size());
@@ -26,7 +29,8 @@ class ChunkWalk : private LayerWalk {
       const int64_t group = CheckpointAt(layer, num_layers);
       if (group == 0) {
         LayerForward(chunk.layers[layer], open);
-        open = true;
+        open = !closes_;
+        if (closes_) CloseForward();
         ++layer;
         continue;
       }
@@ -44,6 +48,8 @@ class ChunkWalk : private LayerWalk {
     } else if (open) {
       t.Take(Hidden());  // FinishAdd's sum is the message: its memory goes with it
       t.Give(2 * Hidden());
+    } else if (LastIsClosed(num_layers)) {
+      t.Give(Hidden());
     }
     ActivationBytes bytes;
     bytes.kept = static_cast<int64_t>(t.held());
@@ -56,7 +62,26 @@ class ChunkWalk : private LayerWalk {
 
  private:
   void RunGroup(const ChunkLayers& chunk, int64_t first, int64_t num_layers) {
-    for (int64_t i = 0; i < num_layers; ++i) LayerForward(chunk.layers[first + i], /*open=*/i > 0);
+    for (int64_t i = 0; i < num_layers; ++i) {
+      LayerForward(chunk.layers[first + i], /*open=*/i > 0 && !closes_);
+      if (closes_ && i + 1 < num_layers) CloseForward();
+    }
+  }
+
+  // A unit of fully sharded data parallelism adds its branch up before the next one begins.
+  void CloseForward() {
+    tape().Take(DropMask() + Hidden());
+    tape().Give(Hidden());
+  }
+  bool LastIsClosed(int64_t num_layers) const {
+    return closes_ && num_layers > 0 && GroupEndingAt(num_layers, num_layers) == 0;
+  }
+  // Back through the sum of the layer before. Returns the gradients that are held.
+  double CloseBackward() {
+    tape().Give(Hidden());  // the sum
+    tape().Take(DropMask());
+    tape().Give(DropMask());
+    return Hidden() + DropMask();
   }
 
   void Backward(const ChunkLayers& chunk, int64_t num_layers, bool open) {
@@ -68,11 +93,16 @@ class ChunkWalk : private LayerWalk {
       t.Take(Hidden());  // received
       gradients = Hidden();
     }
+    if (LastIsClosed(num_layers)) {
+      if (!chunk.loss) t.Take(Hidden());  // the message is not held
+      gradients = CloseBackward();
+    }
     for (int64_t layer = num_layers; layer > 0;) {
       const int64_t group = GroupEndingAt(layer, num_layers);
       if (group == 0) {
-        const bool first_is_open = layer > 1 && GroupEndingAt(layer - 1, num_layers) == 0;
-        gradients = LayerBackward(chunk.layers[layer - 1], first_is_open, gradients);
+        const bool follows_layer = layer > 1 && GroupEndingAt(layer - 1, num_layers) == 0;
+        gradients = LayerBackward(chunk.layers[layer - 1], follows_layer && !closes_, gradients);
+        if (follows_layer && closes_) gradients = CloseBackward();
         --layer;
         continue;
       }
@@ -80,7 +110,9 @@ class ChunkWalk : private LayerWalk {
       t.Take(Hidden());
       t.Give(2 * Hidden());
       for (int64_t i = group; i > 0; --i) {
-        gradients = LayerBackward(chunk.layers[layer - group + i - 1], i > 1, gradients);
+        gradients =
+            LayerBackward(chunk.layers[layer - group + i - 1], i > 1 && !closes_, gradients);
+        if (closes_ && i > 1) gradients = CloseBackward();
       }
       layer -= group;
     }
@@ -103,7 +135,7 @@ class ChunkWalk : private LayerWalk {
     return 0;
   }
 
-  const bool all_layers_;
+  const bool all_layers_, closes_;
 };
 
 }  // namespace
