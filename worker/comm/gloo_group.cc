@@ -84,13 +84,12 @@ GlooFamily::GlooFamily(Options options)
 
 std::shared_ptr<GlooFamily> GlooFamily::Make(Options options) {
   std::shared_ptr<GlooFamily> family(new GlooFamily(std::move(options)));
-  family->listener_ = family->state_->AddListener([weak = std::weak_ptr<GlooFamily>(family)] {
+  // Never removed: the last reference may go inside of it.
+  family->state_->AddListener([weak = std::weak_ptr<GlooFamily>(family)] {
     if (const auto alive = weak.lock()) alive->RetireAll();
   });
   return family;
 }
-
-GlooFamily::~GlooFamily() { state_->RemoveListener(listener_); }
 
 void GlooFamily::RetireAll() {
   std::vector<std::shared_ptr<GlooGroup>> groups;

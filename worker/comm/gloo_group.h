@@ -45,7 +45,6 @@ class GlooFamily : public std::enable_shared_from_this<GlooFamily> {
     std::shared_ptr<AbortState> state;  // null: its own
   };
   static std::shared_ptr<GlooFamily> Make(Options options);
-  ~GlooFamily();
 
   const Options& options() const { return options_; }
   AbortState& state() { return *state_; }
@@ -64,7 +63,6 @@ class GlooFamily : public std::enable_shared_from_this<GlooFamily> {
 
   const Options options_;
   const std::shared_ptr<AbortState> state_;
-  int64_t listener_ = 0;
   Mutex mu_;
   std::map<std::vector<int>, std::shared_ptr<GlooGroup>> groups_ ABSL_GUARDED_BY(mu_);
 };

@@ -251,6 +251,11 @@ class NodeCommunicator final : public Communicator {
     return absl::StrCat("group ", name_, " is forming\n");
   }
 
+  void Observe(OpObserver* observer) override {
+    const absl::StatusOr<Communicator*> inner = Inner();
+    if (inner.ok()) (*inner)->Observe(observer);
+  }
+
  private:
   CommunicatorPtr Known() {
     MutexLock lock(&mu_);

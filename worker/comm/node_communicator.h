@@ -22,8 +22,8 @@ struct NodeOptions {
   std::string node;
 };
 
-// Returns at once. The first call of an operation, Split or OpenChannels blocks until the world has
-// formed or failed; an Abort frees it.
+// Returns at once. The first call of an operation, Split, OpenChannels or Observe blocks until the
+// world has formed or failed; an Abort frees it.
 absl::StatusOr<CommunicatorPtr> StartNodeWorld(const NodeOptions& options);
 
 // Blocks until formed. Errors: those of FormGlooWorld.

@@ -206,6 +206,7 @@ class ShmCommunicator final : public Communicator {
   }
 
   std::string Describe() override { return engine_->Describe(group_); }
+  void Observe(OpObserver* observer) override { group_->log().Observe(observer); }
 
  private:
   static absl::StatusOr<ShmReduction> Reduction(const at::Tensor& tensor, ReduceOp op) {

@@ -72,7 +72,13 @@ ShmGroup* ShmEngine::FindOrMake(const std::string& name, const std::vector<int>&
 void ShmEngine::Start(ShmGroup* group, const ShmOpPtr& op) {
   op->group = group;
   op->deadline = AbortState::SteadyNow() + options_.operation_limit;
-  op->sequence = group->log().Start(op->shape, absl::Now());
+  std::vector<OpTransfer> observed;
+  if (group->log().observed()) {
+    for (const ShmTransfer& one : op->transfers) {
+      observed.push_back({one.is_send, one.peer, one.channel, one.bytes});
+    }
+  }
+  op->sequence = group->log().Start(op->shape, absl::Now(), observed);
   ++num_pending_;
   {
     MutexLock lock(&inbox_mu_);
@@ -189,6 +195,7 @@ void ShmEngine::Drive(Done done, int num_spins) {
 
 absl::Status ShmEngine::Wait(const ShmOpPtr& op) {
   if (op->done.load()) return absl::OkStatus();
+  const OpLog::WaitScope waiting(op->group->log(), op->sequence);
   Drive([&] { return op->done.load() || failed_.load(); }, options_.crowded ? 0 : kSpins);
   if (num_pending_.load() > 0 && num_drivers_.load() == 0) WakeHelper();
   if (op->done.load()) return absl::OkStatus();

@@ -2,7 +2,7 @@
 
 #include "absl/strings/escaping.h"
 #include "common/runtime/random_bytes.h"
-#include "worker/comm/gloo_communicator.h"
+#include "worker/comm/node_communicator.h"
 
 namespace muster {
 
@@ -10,14 +10,15 @@ std::string MakeGlooUniqueId() { return absl::BytesToHexString(RandomBytes(16));
 
 absl::StatusOr<CommunicatorPtr> FormGlooWorldOf(const FormWorldOptions& options) {
   const std::string& host = options.assignment.host_address;
-  return StartGlooWorld({.name = "world",
-                         .rank = options.assignment.rank,
-                         .size = options.assignment.world_size,
-                         .epoch = options.assignment.epoch,
-                         .store = options.store,
-                         .host = host.empty() ? "127.0.0.1" : host,
-                         .form_limit = options.limit,
-                         .operation_limit = options.operation_limit});
+  return StartNodeWorld({.gloo = {.name = "world",
+                                  .rank = options.assignment.rank,
+                                  .size = options.assignment.world_size,
+                                  .epoch = options.assignment.epoch,
+                                  .store = options.store,
+                                  .host = host.empty() ? "127.0.0.1" : host,
+                                  .form_limit = options.limit,
+                                  .operation_limit = options.operation_limit},
+                         .shared_memory = options.shared_memory});
 }
 
 }  // namespace muster

@@ -1,4 +1,5 @@
-// The world of an assignment over gloo.
+// The world of an assignment on CPUs: shared memory inside a node (unless the spec says otherwise),
+// gloo between nodes.
 #pragma once
 
 #include <string>

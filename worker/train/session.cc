@@ -40,7 +40,8 @@ absl::StatusOr<CommunicatorPtr> FormWorld(const SessionOptions& options,
                                              .unique_id = std::move(unique_id),
                                              .store = client.StoreOf(assignment.epoch),
                                              .limit = limit,
-                                             .operation_limit = limit});
+                                             .operation_limit = limit,
+                                             .shared_memory = spec.parallel.shared_memory});
 }
 
 absl::StatusOr<c10::Device> ParseDevice(const std::string& name) {

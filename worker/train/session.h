@@ -21,6 +21,7 @@ struct FormWorldOptions {
   std::shared_ptr<RendezvousStore> store;
   absl::Duration limit;            // for forming
   absl::Duration operation_limit;  // for each collective
+  bool shared_memory = true;       // between the CPU ranks of a node
 };
 
 struct SessionOptions {

@@ -1,4 +1,5 @@
-// The whole life that the gloo communicator must survive: ranks die or stop with all-reduces of
+// The whole life that the communicators between processes must survive, over gloo and in shared
+// memory: ranks die or stop with all-reduces of
 // several groups in flight, the epoch is raised, and the survivors form anew with a fresh process
 // in the victim's place, again and again. Every sum is checked. MUSTER_ROUNDS (default 100) and
 // MUSTER_SEED choose the length and the faults; a failure prints the seed.
@@ -17,6 +18,7 @@
 #include "common/runtime/mutex.h"
 #include "tests/support/rank_processes.h"
 #include "worker/comm/gloo_communicator.h"
+#include "worker/comm/node_communicator.h"
 
 namespace muster {
 namespace {
@@ -91,7 +93,7 @@ absl::Status Train(RankLink& link, CommunicatorPtr world, int64_t epoch, int64_t
   }
 }
 
-void RunRank(RankLink& link) {
+void RunRank(RankLink& link, bool shared_memory) {
   at::set_num_threads(1);
   Control control;
   std::thread([&] { control.Listen(link); }).detach();
@@ -105,12 +107,13 @@ void RunRank(RankLink& link) {
       epoch = control.target;
       heard_us = control.heard_us;
     }
-    auto world = StartGlooWorld({.rank = link.rank(),
-                                 .size = kRanks,
-                                 .epoch = epoch,
-                                 .store = link.Store(epoch),
-                                 .form_limit = absl::Seconds(20),
-                                 .operation_limit = absl::Seconds(20)});
+    auto world = StartNodeWorld({.gloo = {.rank = link.rank(),
+                                          .size = kRanks,
+                                          .epoch = epoch,
+                                          .store = link.Store(epoch),
+                                          .form_limit = absl::Seconds(20),
+                                          .operation_limit = absl::Seconds(20)},
+                                 .shared_memory = shared_memory});
     if (!world.ok()) {
       link.Say(world.status().ToString());
       continue;
@@ -143,7 +146,10 @@ struct Figures {
 
 class Reform {
  public:
-  explicit Reform(uint32_t seed) : random_(seed), ranks_(kRanks, RunRank) { RaiseEpoch(); }
+  Reform(uint32_t seed, bool shared_memory)
+      : random_(seed), ranks_(kRanks, [=](RankLink& link) { RunRank(link, shared_memory); }) {
+    RaiseEpoch();
+  }
 
   // One fault, and the way back to a step on every rank.
   void Round() {
@@ -237,13 +243,13 @@ int FromEnvironment(const char* name, int otherwise) {
   return value == nullptr ? otherwise : std::atoi(value);
 }
 
-TEST(AbortReformTest, SurvivorsFormAnewAfterEveryFault) {
+void SurviveFaults(bool shared_memory) {
   const int rounds = FromEnvironment("MUSTER_ROUNDS", 100);
   const int seed =
       FromEnvironment("MUSTER_SEED", static_cast<int>(std::random_device()() % 1'000'000));
   std::printf("seed %d, %d rounds\n", seed, rounds);
   SCOPED_TRACE(absl::StrCat("MUSTER_SEED=", seed));
-  Reform reform(seed);
+  Reform reform(seed, shared_memory);
   reform.AwaitStep();
   for (int round = 0; round < rounds && !::testing::Test::HasFatalFailure(); ++round) {
     SCOPED_TRACE(absl::StrCat("round ", round));
@@ -260,6 +266,9 @@ TEST(AbortReformTest, SurvivorsFormAnewAfterEveryFault) {
   EXPECT_LT(formed[formed.size() / 2], 1000) << "half of the rounds must form within 1 s";
   EXPECT_LT(formed.back(), 10'000);
 }
+
+TEST(AbortReformTest, SurvivorsFormAnewAfterEveryFault) { SurviveFaults(false); }
+TEST(AbortReformTest, SurvivorsShareMemoryAnewAfterEveryFault) { SurviveFaults(true); }
 
 }  // namespace
 }  // namespace muster

@@ -5,15 +5,21 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sys/wait.h>
+
+#include <algorithm>
 #include <atomic>
+#include <filesystem>
 #include <thread>
 
+#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "absl/strings/str_split.h"
 #include "tests/support/rank_processes.h"
 #include "worker/comm/gloo_communicator.h"
+#include "worker/comm/node_communicator.h"
 #include "worker/comm/thread_communicator.h"
 
 namespace muster {
@@ -87,6 +93,29 @@ TEST(ThreadAbortTest, FreesWhatIsPendingOnBothChannels) {
   aborter.join();
 }
 
+// Ranks that are processes: over gloo, or sharing memory.
+enum class Kind { kGloo, kShared };
+void PrintTo(Kind kind, std::ostream* out) { *out << (kind == Kind::kGloo ? "Gloo" : "Shared"); }
+
+absl::StatusOr<CommunicatorPtr> Start(Kind kind, const GlooOptions& options) {
+  return kind == Kind::kGloo ? StartGlooWorld(options) : StartNodeWorld({.gloo = options});
+}
+absl::StatusOr<CommunicatorPtr> Form(Kind kind, const GlooOptions& options) {
+  return kind == Kind::kGloo ? FormGlooWorld(options) : FormNodeWorld({.gloo = options});
+}
+
+class ProcessAbortTest : public ::testing::TestWithParam<Kind> {
+ protected:
+  std::string Named(const char* what) const {
+    return absl::StrCat(GetParam() == Kind::kGloo ? "gloo, " : "shared memory, ", what);
+  }
+};
+
+INSTANTIATE_TEST_SUITE_P(Abort, ProcessAbortTest, ::testing::Values(Kind::kGloo, Kind::kShared),
+                         [](const auto& info) {
+                           return info.param == Kind::kGloo ? "Gloo" : "Shared";
+                         });
+
 // Rank 0..size-2 issue `issue` that the last rank never joins, say "ready", and say when they are
 // free and with what.
 struct Scenario {
@@ -97,12 +126,12 @@ struct Scenario {
   bool tell_abort = false;
 };
 
-void RunScenario(const std::string& name, int size, const Scenario& scenario) {
+void RunScenario(Kind kind, const std::string& name, int size, const Scenario& scenario) {
   const int victim = size - 1;
   RankProcesses ranks(size, [&](RankLink& link) {
     at::set_num_threads(1);
     auto world =
-        FormGlooWorld({.rank = link.rank(), .size = size, .epoch = 1, .store = link.Store(1)});
+        Form(kind, {.rank = link.rank(), .size = size, .epoch = 1, .store = link.Store(1)});
     if (!world.ok()) return link.Say(absl::StrCat("error ", world.status().ToString()));
     (void)(*world)->Barrier()->Wait();
     if (link.rank() == victim) {
@@ -175,33 +204,34 @@ void DoNothing(RankProcesses&) {}
 void KillLast(RankProcesses& ranks) { ranks.Signal(ranks.size() - 1, SIGKILL); }
 void StopLast(RankProcesses& ranks) { ranks.Signal(ranks.size() - 1, SIGSTOP); }
 
-TEST(GlooAbortTest, FromAnotherThreadFreesAPendingOperation) {
-  RunScenario("gloo, abort in an all_reduce", 3, {BigAllReduce, DoNothing, true});
+TEST_P(ProcessAbortTest, FromAnotherThreadFreesAPendingOperation) {
+  RunScenario(GetParam(), Named("abort in an all_reduce"), 3, {BigAllReduce, DoNothing, true});
 }
-TEST(GlooAbortTest, FromAnotherThreadFreesAPendingReceive) {
-  RunScenario("gloo, abort in a receive", 3, {Receive, DoNothing, true});
+TEST_P(ProcessAbortTest, FromAnotherThreadFreesAPendingReceive) {
+  RunScenario(GetParam(), Named("abort in a receive"), 3, {Receive, DoNothing, true});
 }
-TEST(GlooAbortTest, FromAnotherThreadFreesWhatIsPendingOnBothChannels) {
-  RunScenario("gloo, abort on both channels", 3, {ReceiveOnBothChannels, DoNothing, true});
+TEST_P(ProcessAbortTest, FromAnotherThreadFreesWhatIsPendingOnBothChannels) {
+  RunScenario(GetParam(), Named("abort on both channels"), 3,
+              {ReceiveOnBothChannels, DoNothing, true});
 }
-TEST(GlooAbortTest, ADeadPeerFreesTheOthers) {
-  RunScenario("gloo, SIGKILL in an all_reduce", 3, {BigAllReduce, KillLast, false});
+TEST_P(ProcessAbortTest, ADeadPeerFreesTheOthers) {
+  RunScenario(GetParam(), Named("SIGKILL in an all_reduce"), 3, {BigAllReduce, KillLast, false});
 }
-TEST(GlooAbortTest, ADeadPeerFreesAReceiver) {
-  RunScenario("gloo, SIGKILL in a receive", 3, {Receive, KillLast, false});
+TEST_P(ProcessAbortTest, ADeadPeerFreesAReceiver) {
+  RunScenario(GetParam(), Named("SIGKILL in a receive"), 3, {Receive, KillLast, false});
 }
-TEST(GlooAbortTest, AbortFreesThoseWhoWaitForAStoppedPeer) {
-  RunScenario("gloo, SIGSTOP and abort", 3, {BigAllReduce, StopLast, true});
+TEST_P(ProcessAbortTest, AbortFreesThoseWhoWaitForAStoppedPeer) {
+  RunScenario(GetParam(), Named("SIGSTOP and abort"), 3, {BigAllReduce, StopLast, true});
 }
 
 // A group that forms: two of three members have come, the third never does.
-TEST(GlooAbortTest, FreesAFormingGroup) {
+TEST_P(ProcessAbortTest, FreesAFormingGroup) {
   auto store = std::make_shared<MapStore>();
   std::vector<std::thread> threads;
   std::vector<CommunicatorPtr> world(2);
   std::vector<absl::Status> seen(2);
   for (int rank = 0; rank < 2; ++rank) {
-    auto started = StartGlooWorld({.rank = rank, .size = 3, .epoch = 1, .store = store});
+    auto started = Start(GetParam(), {.rank = rank, .size = 3, .epoch = 1, .store = store});
     ASSERT_TRUE(started.ok()) << started.status();
     world[rank] = *started;
     threads.emplace_back([&, rank] { seen[rank] = world[rank]->Barrier()->Wait(); });
@@ -209,22 +239,22 @@ TEST(GlooAbortTest, FreesAFormingGroup) {
   const double begin = NowMs();
   for (auto& rank : world) rank->Abort("given up");
   for (std::thread& thread : threads) thread.join();
-  ExpectSoon("gloo, abort while forming", NowMs() - begin);
+  ExpectSoon(Named("abort while forming"), NowMs() - begin);
   for (const absl::Status& status : seen) EXPECT_EQ(status, absl::AbortedError("given up"));
   store->EndEpoch();  // as the coordinator does; frees the background threads
 }
 
-TEST(GlooAbortTest, TheLimitNamesTheOperation) {
+TEST_P(ProcessAbortTest, TheLimitNamesTheOperation) {
   auto store = std::make_shared<MapStore>();
   std::vector<std::thread> threads;
   absl::Status seen;
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back([&, rank] {
-      auto world = FormGlooWorld({.rank = rank,
-                                  .size = 2,
-                                  .epoch = 1,
-                                  .store = store,
-                                  .operation_limit = absl::Milliseconds(200)});
+      auto world = Form(GetParam(), {.rank = rank,
+                                     .size = 2,
+                                     .epoch = 1,
+                                     .store = store,
+                                     .operation_limit = absl::Milliseconds(200)});
       ASSERT_TRUE(world.ok()) << world.status();
       if (rank == 1) {
         // Alive, but elsewhere, until the other has given up.
@@ -239,6 +269,99 @@ TEST(GlooAbortTest, TheLimitNamesTheOperation) {
   EXPECT_FALSE(seen.ok());
   EXPECT_THAT(std::string(seen.message()),
               HasSubstr("group world, sequence 0, all_reduce 5 float (rank 0)"));
+}
+
+// A peer that is stopped but not dead is noticed by the limit, on all who wait for it.
+TEST(SharedAbortTest, AStoppedPeerIsNoticedByTheLimit) {
+  std::vector<std::string> said;
+  RankProcesses ranks(3, [&](RankLink& link) {
+    at::set_num_threads(1);
+    auto world = FormNodeWorld({.gloo = {.rank = link.rank(),
+                                         .size = 3,
+                                         .epoch = 1,
+                                         .store = link.Store(1),
+                                         .operation_limit = absl::Milliseconds(300)}});
+    if (!world.ok()) return link.Say(world.status().ToString());
+    (void)(*world)->Barrier()->Wait();
+    link.Say("ready");
+    link.Hear();
+    link.Say((*world)->AllReduce(at::ones({1 << 20}), ReduceOp::kSum)->Wait().ToString());
+    link.Hear();
+  });
+  ranks.store().StartEpoch(1);
+  int num_ready = 0;
+  const absl::Time deadline = absl::Now() + absl::Seconds(40);
+  while (said.size() < 2 && absl::Now() < deadline) {
+    ranks.Poll(absl::Milliseconds(5), [&](int, const std::string& line) {
+      if (line != "ready") return said.push_back(line);
+      if (++num_ready < 3) return;
+      ranks.Signal(2, SIGSTOP);
+      ranks.Tell(0, "go");
+      ranks.Tell(1, "go");
+    });
+  }
+  ASSERT_EQ(said.size(), 2);
+  // The second may see the first give up.
+  EXPECT_THAT(said[0], HasSubstr("DEADLINE_EXCEEDED: group world, sequence 1, all_reduce"));
+  EXPECT_THAT(said[0], HasSubstr("waiting for ranks 2"));
+  EXPECT_THAT(said[1], ::testing::AnyOf(HasSubstr("DEADLINE_EXCEEDED"), HasSubstr("UNAVAILABLE")));
+}
+
+std::vector<std::string> NamesIn(const std::vector<std::string>& folders) {
+  std::vector<std::string> names;
+  for (const std::string& folder : folders) {
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+      names.push_back(entry.path().string());
+    }
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+// Whatever dies, nothing of it stays: the memory has no name, the sockets' names are the kernel's.
+TEST(SharedAbortTest, KilledRanksLeaveNothingBehind) {
+  const std::vector<std::string> folders = {"/dev/shm", "/dev/mqueue", "/run/shm"};
+  const std::vector<std::string> before = NamesIn(folders);
+  {
+    RankProcesses ranks(4, [&](RankLink& link) {
+      at::set_num_threads(1);
+      // Its own, so that what others put into /tmp meanwhile does not count.
+      const auto listed = NamesIn({absl::StrCat("/proc/", getpid(), "/fd")});
+      auto world = FormNodeWorld(
+          {.gloo = {.rank = link.rank(), .size = 4, .epoch = 1, .store = link.Store(1)}});
+      if (!world.ok()) return link.Say(world.status().ToString());
+      at::Tensor tensor = at::ones({1 << 20});
+      (void)(*world)->AllReduce(tensor, ReduceOp::kSum)->Wait();
+      for (const std::string& name : NamesIn({absl::StrCat("/proc/", getpid(), "/fd")})) {
+        if (std::count(listed.begin(), listed.end(), name) != 0) continue;
+        std::error_code error;
+        const std::string target = std::filesystem::read_symlink(name, error).string();
+        const bool nameless = absl::StrContains(target, "memfd:") ||
+                              absl::StrContains(target, "socket:") ||
+                              absl::StrContains(target, "anon_inode:");
+        if (!error && !nameless) link.Say(absl::StrCat("opened ", target));
+      }
+      link.Say("ready");
+      for (;;) (void)(*world)->AllReduce(tensor, ReduceOp::kSum)->Wait();
+    });
+    ranks.store().StartEpoch(1);
+    int num_ready = 0;
+    std::vector<std::string> complaints;
+    const absl::Time deadline = absl::Now() + absl::Seconds(40);
+    while (num_ready < 4 && complaints.empty() && absl::Now() < deadline) {
+      ranks.Poll(absl::Milliseconds(5), [&](int, const std::string& line) {
+        line == "ready" ? void(++num_ready) : complaints.push_back(line);
+      });
+    }
+    EXPECT_TRUE(complaints.empty()) << absl::StrJoin(complaints, "\n");
+    EXPECT_EQ(num_ready, 4);
+    EXPECT_EQ(NamesIn(folders), before) << "while they run";
+    for (int rank = 0; rank < 4; ++rank) ranks.Signal(rank, SIGKILL);
+    for (int rank = 0; rank < 4; ++rank) ranks.Remove(rank);
+  }
+  EXPECT_EQ(NamesIn(folders), before) << "after their death";
+  EXPECT_EQ(waitpid(-1, nullptr, WNOHANG), -1) << "a process is left";
 }
 
 }  // namespace
