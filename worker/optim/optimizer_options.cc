@@ -4,6 +4,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
+#include "common/spec/data_sharding.h"
 
 namespace muster {
 namespace {
@@ -73,9 +74,21 @@ absl::StatusOr<OptimizerOptions> OptimizerOptions::FromSpec(const JobSpec& spec)
   return options;
 }
 
+namespace {
+
+GradStatsGroups StatsGroups(const ParallelContext& parallel, const JobSpec& spec) {
+  const DataSharding sharding = DataShardingOf(spec.parallel);
+  GradStatsGroups groups = GradStatsGroups::Of(parallel, spec.model.num_experts.has_value(),
+                                               /*use_distributed_optimizer=*/sharding.optimizer);
+  // No two instances own the same parts.
+  if (sharding.optimizer_over_instances) groups.dense = groups.expert = &parallel.world();
+  return groups;
+}
+
+}  // namespace
+
 OptimizerGroups OptimizerGroups::Of(const ParallelContext& parallel, const JobSpec& spec) {
-  return {.stats = GradStatsGroups::Of(parallel, spec.model.num_experts.has_value(),
-                                       spec.parallel.use_distributed_optimizer),
+  return {.stats = StatsGroups(parallel, spec),
           .world = &parallel.world(),
           .tp = &parallel.Group("tp"),
           .expert_tp = &parallel.Group("expert_tp"),

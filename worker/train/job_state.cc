@@ -4,8 +4,10 @@
 
 #include "common/base/status.h"
 #include "common/schedule/from_spec.h"
+#include "common/spec/data_sharding.h"
 #include "common/tokenizer/tokenizer.h"
 #include "worker/parallel/ddp.h"
+#include "worker/parallel/fsdp.h"
 
 namespace muster {
 
@@ -37,13 +39,51 @@ DdpOptions DdpOptionsOf(const JobSpec& spec, const ResolvedSpec& sizes, int virt
       spec.rerun.check_for_nan_in_loss && !(spec.training.fp16 && !spec.training.loss_scale);
   options.bucket_size = spec.parallel.ddp_bucket_size;
   options.num_buckets = spec.parallel.ddp_num_buckets;
-  options.use_distributed_optimizer = spec.parallel.use_distributed_optimizer;
-  options.overlap_param_gather =
-      spec.parallel.use_distributed_optimizer && spec.parallel.overlap_param_gather;
+  const DataSharding sharding = DataShardingOf(spec.parallel);
+  options.use_distributed_optimizer = sharding.optimizer;
+  options.overlap_param_gather = sharding.optimizer && sharding.overlap_param_gather;
   // Effective only where the schedule dispatches the gathers.
   options.align_param_gather = ScheduleOptionsOf(spec, virtual_pp, 1).has_param_sync_func;
   options.pad_buckets_for_high_nccl_busbw = spec.parallel.pad_buckets_for_high_nccl_busbw;
   return options;
+}
+
+FsdpOptions FsdpOptionsOf(const JobSpec& spec, const DdpOptions& ddp) {
+  const DataSharding sharding = DataShardingOf(spec.parallel);
+  FsdpOptions options;
+  options.shard_parameters = sharding.parameters;
+  options.reshard_after_forward = !sharding.keeps_units_gathered;
+  options.root_by_microbatch = spec.parallel.use_torch_fsdp2;
+  options.overlap_param_gather = sharding.overlap_param_gather;
+  options.grad_reduce_in_fp32 = ddp.grad_reduce_in_fp32;
+  options.average_in_collective = ddp.average_in_collective;
+  options.calculate_per_token_loss = ddp.calculate_per_token_loss;
+  options.check_for_nan_in_grad = ddp.check_for_nan_in_grad;
+  options.shard_optimizer_over_instances = sharding.optimizer_over_instances;
+  options.broadcast_params = spec.training.data_parallel_random_init;
+  return options;
+}
+
+// What holds, gathers and reduces the chunks' parameters and gradients. Collective with
+// data_parallel_random_init.
+absl::StatusOr<std::unique_ptr<DataParallel>> WrapChunks(const JobState& state) {
+  const JobSpec& spec = state.spec;
+  std::vector<std::vector<ParameterPtr>> parameters;
+  for (const auto& chunk : state.chunks) parameters.push_back(chunk->parameters());
+  const DdpGroups groups = DdpGroups::Of(state.parallel);
+  const DdpOptions options = DdpOptionsOf(spec, state.sizes, static_cast<int>(state.chunks.size()));
+  if (DataShardingOf(spec.parallel).by_unit) {
+    ASSIGN_OR_RETURN(std::unique_ptr<FullyShardedDataParallel> fsdp,
+                     FullyShardedDataParallel::Create(std::move(parameters), groups,
+                                                      FsdpOptionsOf(spec, options)));
+    for (size_t i = 0; i < state.chunks.size(); ++i)
+      state.chunks[i]->AddUnitHooks(fsdp->unit_hooks(static_cast<int>(i)));
+    return fsdp;
+  }
+  ASSIGN_OR_RETURN(std::unique_ptr<DistributedDataParallel> ddp,
+                   DistributedDataParallel::Create(std::move(parameters), groups, options));
+  if (spec.training.data_parallel_random_init) RETURN_IF_ERROR(ddp->BroadcastParams());
+  return ddp;
 }
 
 // The chunks of this rank's virtual stages, in order (reference 2.1). Collective over the embedding
@@ -111,13 +151,7 @@ absl::StatusOr<std::unique_ptr<JobState>> BuildJobState(const JobSpec& spec,
   RETURN_IF_ERROR(BuildChunks(*model_provider, *state));
   if (spec.training.skip_train) return state;
 
-  const int virtual_pp = static_cast<int>(state->chunks.size());
-  std::vector<std::vector<ParameterPtr>> parameters;
-  for (const auto& each : state->chunks) parameters.push_back(each->parameters());
-  ASSIGN_OR_RETURN(state->ddp, DistributedDataParallel::Create(
-                                   std::move(parameters), DdpGroups::Of(state->parallel),
-                                   DdpOptionsOf(spec, sizes, virtual_pp)));
-  if (spec.training.data_parallel_random_init) RETURN_IF_ERROR(state->ddp->BroadcastParams());
+  ASSIGN_OR_RETURN(state->ddp, WrapChunks(*state));
 
   ASSIGN_OR_RETURN(const OptimizerOptions optimizer_options, OptimizerOptions::FromSpec(spec));
   ASSIGN_OR_RETURN(

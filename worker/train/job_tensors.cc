@@ -75,6 +75,17 @@ bool IsUsed(const Parameter& parameter, TensorUse use) {
 
 std::vector<NamedTensor> ModelTensors(const JobState& state, TensorUse use) {
   std::vector<NamedTensor> out;
+  if (state.ddp != nullptr && state.ddp->shards_hold_parameters()) {
+    for (const OwnedShard& shard : state.ddp->shards()) {
+      if (!IsUsed(*shard.parameter, use)) continue;
+      AppendSlices({.parameter = *shard.parameter,
+                    .name = NameOf(*shard.parameter),
+                    .data = shard.data,
+                    .begin = shard.in_param.begin},
+                   out);
+    }
+    return out;
+  }
   for (const ParameterPtr& parameter : ParametersOf(state)) {
     if (!IsUsed(*parameter, use)) continue;
     AppendSlices(

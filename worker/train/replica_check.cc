@@ -71,6 +71,7 @@ absl::Status CheckReplicas(JobState& state) {
   DataParallel& ddp = *state.ddp;
   const bool hooks = ddp.forward_pre_hook_enabled();
   if (hooks) RETURN_IF_ERROR(ddp.DisableForwardPreHook(/*param_sync=*/true));
+  if (ddp.shards_hold_parameters()) RETURN_IF_ERROR(ddp.SyncParams());
   std::vector<ParameterPtr> dense, experts;
   for (const ParameterPtr& p : ParametersOf(state)) (p->allreduce ? dense : experts).push_back(p);
   ASSIGN_OR_RETURN(std::string difference,
@@ -90,7 +91,7 @@ absl::Status CheckReplicas(JobState& state) {
                                             " data parallel replicas differ: ", difference));
   }
   if (hooks) ddp.EnableForwardPreHook();
-  return absl::OkStatus();
+  return ddp.ReleaseParams();
 }
 
 }  // namespace muster
