@@ -85,26 +85,8 @@ RowOrderPtr OrderRowsOnCpu(const at::Tensor& map, const ExpertRange& range) {
   return std::make_shared<RowOrder>(std::move(order));
 }
 
-// Without a read of the device: each chosen cell goes to its rank among the chosen, the others to a
-// place behind the last.
-RowOrderPtr OrderRowsOnDevice(const at::Tensor& map, const ExpertRange& range, int64_t num_rows) {
-  const int64_t tokens = map.size(0), experts = map.size(1);
-  RowOrder order{.num_tokens = tokens, .num_columns = experts, .num_rows = num_rows};
-  const at::Tensor by_expert =
-      map.narrow(1, range.begin, range.count).t().contiguous().view(-1);  // (count * T)
-  const at::Tensor place =
-      by_expert.to(at::kLong).cumsum(0).sub_(1).masked_fill_(by_expert.logical_not(), num_rows);
-  const at::Tensor index = at::arange(range.count * tokens, place.options());
-  const at::Tensor chosen =
-      at::zeros({num_rows + 1}, place.options()).scatter_(0, place, index).narrow(0, 0, num_rows);
-  const at::Tensor expert = chosen.floor_divide(tokens).add_(range.begin);
-  order.token = chosen.remainder(tokens);
-  order.cell = order.token.mul(experts).add_(expert);
-  return std::make_shared<RowOrder>(std::move(order));
-}
-
 at::Tensor PermuteRows(const at::Tensor& x, const RowOrder& order) {
-  if (!x.is_cpu()) return x.index_select(0, order.token);
+  if (!order.first_row.defined()) return x.index_select(0, order.token);
   const at::Tensor from = x.contiguous(), rows = RowsLike(order.num_rows, x);
   const int64_t row_bytes = RowBytes(from);
   ForTokens(order, row_bytes, [&](const kernels::TokenRows& tokens) {
@@ -114,7 +96,7 @@ at::Tensor PermuteRows(const at::Tensor& x, const RowOrder& order) {
 }
 
 at::Tensor SumRows(const at::Tensor& rows, const RowOrder& order) {
-  if (!rows.is_cpu()) {
+  if (!order.first_row.defined()) {
     // Expert after expert: no token occurs twice in one of them, so that the order of the sum is
     // fixed.
     const at::Tensor sum = at::zeros({order.num_tokens, rows.size(1)}, rows.options());
@@ -175,6 +157,24 @@ TensorList SortEach(const TensorList& tensors, const std::vector<int64_t>& chunk
 }
 
 }  // namespace
+
+// Without a read of the device: each chosen cell goes to its rank among the chosen, the others to a
+// place behind the last.
+RowOrderPtr OrderRowsOnDevice(const at::Tensor& map, const ExpertRange& range, int64_t num_rows) {
+  const int64_t tokens = map.size(0), experts = map.size(1);
+  RowOrder order{.num_tokens = tokens, .num_columns = experts, .num_rows = num_rows};
+  const at::Tensor by_expert =
+      map.narrow(1, range.begin, range.count).t().contiguous().view(-1);  // (count * T)
+  const at::Tensor place =
+      by_expert.to(at::kLong).cumsum(0).sub_(1).masked_fill_(by_expert.logical_not(), num_rows);
+  const at::Tensor index = at::arange(range.count * tokens, place.options());
+  const at::Tensor chosen =
+      at::zeros({num_rows + 1}, place.options()).scatter_(0, place, index).narrow(0, 0, num_rows);
+  const at::Tensor expert = chosen.floor_divide(tokens).add_(range.begin);
+  order.token = chosen.remainder(tokens);
+  order.cell = order.token.mul(experts).add_(expert);
+  return std::make_shared<RowOrder>(std::move(order));
+}
 
 RowOrderPtr OrderRows(const at::Tensor& map, const ExpertRange& range,
                       std::optional<int64_t> num_rows) {

@@ -26,7 +26,7 @@ struct RowOrder {
   at::Tensor cell;          // (R): where the row's weight lies in the flat (T, E)
   // By expert of the range. On a GPU the caller sets it before rows are added.
   std::vector<int64_t> rows_per_expert;
-  // CPU only: token t has the rows rows_of_token[first_row[t], first_row[t + 1]).
+  // Undefined on a GPU: token t has the rows rows_of_token[first_row[t], first_row[t + 1]).
   at::Tensor first_row, rows_of_token;  // (T + 1), (R)
 };
 using RowOrderPtr = std::shared_ptr<RowOrder>;
@@ -39,6 +39,9 @@ struct ExpertRange {
 // spares a read of the device.
 RowOrderPtr OrderRows(const at::Tensor& map, const ExpertRange& range,
                       std::optional<int64_t> num_rows = std::nullopt);
+
+// What OrderRows does on a GPU, in tensor operations that work everywhere.
+RowOrderPtr OrderRowsOnDevice(const at::Tensor& map, const ExpertRange& range, int64_t num_rows);
 
 // x (T, H), probs (T, E) -> rows (R, H), weights (R).
 TensorList PermuteOp(const at::Tensor& x, const at::Tensor& probs, const RowOrderPtr& order);

@@ -89,6 +89,29 @@ TEST(PermuteTest, GradientsAreThoseOfFiniteDifferences) {
   EXPECT_LE(GradientError({rows}, [&] { return UnpermuteOp(rows, order).tanh(); }), 1e-9);
 }
 
+TEST(PermuteTest, TheDevicesWayGivesTheSame) {
+  const at::Tensor map = RandomLeaf({50, 8}, 8).detach() > 0.3;
+  for (const ExpertRange range : {ExpertRange{0, 8}, {2, 3}, {7, 1}}) {
+    const RowOrderPtr host = OrderRows(map, range);
+    const RowOrderPtr device = OrderRowsOnDevice(map, range, host->num_rows);
+    EXPECT_EQ(Values(device->token), Values(host->token));
+    EXPECT_EQ(Values(device->cell), Values(host->cell));
+    device->rows_per_expert = host->rows_per_expert;
+    const at::Tensor weights = RandomLeaf({50, 3}, 9).detach();
+    TensorList results[2];
+    for (const RowOrderPtr& order : {host, device}) {
+      const at::Tensor x = RandomLeaf({50, 3}, 10), probs = RandomLeaf({50, 8}, 11);
+      const TensorList rows = PermuteOp(x, probs, order);
+      const at::Tensor sum = UnpermuteOp(rows[0].tanh() * rows[1].unsqueeze(1), order);
+      (sum * weights).sum().backward();
+      results[order == device] = {rows[0], rows[1], sum, x.grad(), probs.grad()};
+    }
+    for (size_t i = 0; i < results[0].size(); ++i) {
+      EXPECT_LE(MaxDifference(results[0][i], results[1][i]), 1e-15) << i;
+    }
+  }
+}
+
 TEST(PermuteTest, OneOfTheGradientsMayBeMissing) {
   const RowOrderPtr order = OrderRows(SmallMap(), {0, 4});
   const at::Tensor x = RandomLeaf({4, 3}, 1), probs = RandomLeaf({4, 4}, 2);
