@@ -13,8 +13,6 @@ struct Feature {
 
 // A row goes when its engine comes.
 const Feature kMissing[] = {
-    {"parallel.context_parallel_size",
-     [](const JobSpec& s) { return s.parallel.context_parallel_size > 1; }, "set it to 1"},
     {"parallel.expert_model_parallel_size",
      [](const JobSpec& s) { return s.parallel.expert_model_parallel_size > 1; }, "set it to 1"},
     {"parallel.expert_tensor_parallel_size",

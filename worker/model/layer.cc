@@ -17,7 +17,7 @@ TransformerLayer::TransformerLayer(LayerBuild& build, int64_t number,
     : hidden_dropout_(build.config.hidden_dropout),
       dropout_generator_(HiddenDropoutGenerator(build)),
       input_layernorm_(build, NameOf(number) + ".input_layernorm", build.config.hidden_size),
-      self_attention_(build, NameOf(number) + ".self_attention", std::move(rotary)),
+      self_attention_(build, NameOf(number) + ".self_attention", std::move(rotary), number),
       pre_mlp_layernorm_(build, NameOf(number) + ".pre_mlp_layernorm", build.config.hidden_size) {
   if (build.config.moe.HasExperts(number)) {
     moe_.emplace(build, NameOf(number) + ".mlp");

@@ -20,11 +20,6 @@ CpCommType CpCommTypeOf(const std::string& name) {
 absl::StatusOr<TransformerConfig> TransformerConfig::FromSpec(const JobSpec& spec,
                                                               const ResolvedSpec& sizes) {
   const ModelSpec& model = spec.model;
-  if (spec.parallel.context_parallel_size != 1) {
-    return absl::UnimplementedError(
-        absl::StrCat("parallel.context_parallel_size=", spec.parallel.context_parallel_size,
-                     ": the gpt model runs with 1 only"));
-  }
   TransformerConfig config;
   if (model.position_embedding_type == "learned_absolute") {
     config.position_embedding = PositionEmbedding::kLearnedAbsolute;

@@ -25,6 +25,7 @@ TEST(SupportedTest, ParallelLayoutsRun) {
                               "parallel.use_distributed_optimizer=true"}))
                   .empty());
   EXPECT_TRUE(UnsupportedFeatures(ParsedWith({"optimizer.optimizer=dist_muon"})).empty());
+  EXPECT_TRUE(UnsupportedFeatures(ParsedWith({"parallel.context_parallel_size=2"})).empty());
 }
 
 TEST(SupportedTest, WhatTheTrainerLacksIsNamedOnAGoodSpec) {
@@ -32,7 +33,6 @@ TEST(SupportedTest, WhatTheTrainerLacksIsNamedOnAGoodSpec) {
     std::vector<std::string> settings;
     const char* field;
   } rows[] = {
-      {{"parallel.context_parallel_size=2"}, "parallel.context_parallel_size"},
       {{"parallel.expert_tensor_parallel_size=2"}, "parallel.expert_tensor_parallel_size"},
       {{"model.num_experts=4"}, "model.num_experts"},
       {{"parallel.use_torch_fsdp2=true", "model.untie_embeddings_and_output_weights=true"},
