@@ -13,17 +13,6 @@ struct Feature {
 
 // A row goes when its engine comes.
 const Feature kMissing[] = {
-    {"parallel.expert_model_parallel_size",
-     [](const JobSpec& s) { return s.parallel.expert_model_parallel_size > 1; }, "set it to 1"},
-    {"parallel.expert_tensor_parallel_size",
-     [](const JobSpec& s) { return s.parallel.expert_tensor_parallel_size.value_or(1) > 1; },
-     "leave it out"},
-    {"model.num_experts", [](const JobSpec& s) { return s.model.num_experts.has_value(); },
-     "leave it out for dense layers"},
-    {"parallel.use_torch_fsdp2", [](const JobSpec& s) { return s.parallel.use_torch_fsdp2; },
-     "set it to false"},
-    {"parallel.use_megatron_fsdp", [](const JobSpec& s) { return s.parallel.use_megatron_fsdp; },
-     "set it to false"},
     {"data.tokenizer_type", [](const JobSpec& s) { return s.data.tokenizer_type != "byte"; },
      "use byte"},
     {"checkpoint.async_save", [](const JobSpec& s) { return s.checkpoint.async_save; },
