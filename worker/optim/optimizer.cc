@@ -222,9 +222,17 @@ std::vector<OptimizerGroupState> Optimizer::GroupStates() const {
 absl::Status Optimizer::LoadGroupStates(const std::vector<OptimizerGroupState>& states) {
   std::vector<int64_t> steps;
   for (const ParamGroup& group : groups_) {
-    const auto found = std::find_if(states.begin(), states.end(), [&](const auto& state) {
-      return state.identity == group.identity;
-    });
+    const auto find = [&](const GroupIdentity& identity) {
+      return std::find_if(states.begin(), states.end(),
+                          [&](const auto& state) { return state.identity == identity; });
+    };
+    auto found = find(group.identity);
+    if (found == states.end()) {
+      // Whether experts are a group of their own depends on the layout.
+      GroupIdentity other = group.identity;
+      other.is_expert = !other.is_expert;
+      found = find(other);
+    }
     if (found == states.end()) {
       return absl::NotFoundError(absl::StrCat(
           "the checkpoint's optimizer has no parameter group with ", group.identity.ToString(),

@@ -71,10 +71,22 @@ bool IsUsed(const Parameter& parameter, TensorUse use) {
   return use == TensorUse::kLoad || !parameter.shared;
 }
 
+// Not parameters, and the same on all ranks of a stage.
+std::vector<NamedTensor> ExpertBiases(const JobState& state) {
+  std::vector<NamedTensor> out;
+  for (const ExpertBias& entry : state.experts->biases()) {
+    out.push_back({.name = entry.name,
+                   .data = entry.bias,
+                   .global_shape = entry.bias.sizes().vec(),
+                   .global_offset = {0}});
+  }
+  return out;
+}
+
 }  // namespace
 
 std::vector<NamedTensor> ModelTensors(const JobState& state, TensorUse use) {
-  std::vector<NamedTensor> out;
+  std::vector<NamedTensor> out = ExpertBiases(state);
   if (state.ddp != nullptr && state.ddp->shards_hold_parameters()) {
     for (const OwnedShard& shard : state.ddp->shards()) {
       if (!IsUsed(*shard.parameter, use)) continue;

@@ -13,7 +13,8 @@ enum class TensorUse {
   kSave,  // each element of the job once, but for replicas of data and tensor parallelism
   kLoad,  // whatever this rank holds
 };
-// The weights (kLoad: of a tied copy too, under the name of what it copies).
+// The weights (kLoad: of a tied copy too, under the name of what it copies) and the routers' expert
+// biases.
 std::vector<NamedTensor> ModelTensors(const JobState& state, TensorUse use);
 // "optimizer.exp_avg.decoder.layers.0...": what this rank's optimizer holds of it.
 std::vector<NamedTensor> OptimizerTensors(const JobState& state, TensorUse use);

@@ -61,8 +61,14 @@ absl::Status GatherParameters(JobState& state) {
   return Annotate(state.optimizer->GatherUpdatedParams(), "gathering parameters");
 }
 
-int64_t NumMoeLayers(const JobSpec& spec) {
-  const std::vector<bool> layers = ExpertLayers(spec.model);
+// MoE layers of the job whose side losses are logged; 0: they have none. The same on every rank.
+int64_t LayersWithSideLosses(const ModelSpec& model) {
+  const auto weighs = [](double coeff) { return coeff != 0; };
+  if (!std::any_of(model.moe_aux_loss_coeff.begin(), model.moe_aux_loss_coeff.end(), weighs) &&
+      !weighs(model.moe_z_loss_coeff.value_or(0))) {
+    return 0;
+  }
+  const std::vector<bool> layers = ExpertLayers(model);
   return std::count(layers.begin(), layers.end(), true);
 }
 
@@ -141,7 +147,7 @@ absl::StatusOr<TrainStepResult> TrainStep(JobState& state, const DataIterators& 
   }
   Timers::Scope timer(timers, "loss-reduction");
   ASSIGN_OR_RETURN(out.losses, ReduceReported(passes.reported, state.parallel.Group("dp_cp")));
-  if (const int64_t moe_layers = NumMoeLayers(state.spec); moe_layers > 0) {
+  if (const int64_t moe_layers = LayersWithSideLosses(state.spec.model); moe_layers > 0) {
     ASSIGN_OR_RETURN(out.side_losses,
                      state.experts->ReduceSideLosses(state.parallel, state.device,
                                                      out.batch.num_microbatches, moe_layers));

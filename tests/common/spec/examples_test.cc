@@ -14,7 +14,7 @@ TEST_P(ExamplesTest, IsAGoodSpec) {
 
 INSTANTIATE_TEST_SUITE_P(Files, ExamplesTest,
                          ::testing::Values("demo.json", "gpt2-124m.json", "llama-1b.json",
-                                           "tp2-pp2.json"),
+                                           "moe-ep2.json", "tp2-pp2.json"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name) {
