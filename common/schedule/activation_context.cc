@@ -57,7 +57,11 @@ void LayerWalk::ContextBackward(const std::string& comm_type) {
   }
   // Of one piece, with what the kernel widens or spreads.
   double piece = gradients + 2 * Widened(Query()) * (heads_ != groups_ ? 1 : 0);
-  if (draws_masks()) piece += n_ * heads_ * seq_ * (rings ? 1 : cp_) * (4 * wide_);
+  if (draws_masks()) {
+    piece += n_ * heads_ * seq_ * (rings ? 1 : cp_) * (4 * wide_);
+  } else if (comm_type != "a2a" && on_cpu_ && !blocked_attention()) {
+    piece += 2 * Query() + KeyValue();  // parts of tensors, which LibTorch's kernel wants dense
+  }
   if (rings) {
     t.Take(Query() * wide_ / e_);            // of the queries, summed
     t.Take(KeyValue() * (cp_ > 2 ? 4 : 3));  // keys and their gradients, two buffers

@@ -135,6 +135,7 @@ void LayerWalk::ExpertsBackward() {
     t.Take(outputs);
     t.Give(2 * inner * gates());
   } else {
+    if (local > 1) t.Take(outputs);  // the rows' gradient, to which each expert adds its part
     for (double expert = 0; expert < local; ++expert) {
       t.Take(inner / local);
       WeightGradient(outputs / local, inner / local, second);
@@ -145,8 +146,10 @@ void LayerWalk::ExpertsBackward() {
       t.Take(outputs / local);
       WeightGradient(inner * gates() / local, outputs / local, first);
       t.Give(2 * inner * gates() / local);
+      if (local == 1) continue;
+      t.Touch(outputs);
+      t.Give(outputs / local);
     }
-    t.Touch(local > 1 ? outputs : 0);
   }
   t.Give(outputs);  // their gradient
   if (!weighs) t.Give(outputs);

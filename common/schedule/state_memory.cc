@@ -130,7 +130,8 @@ int64_t GatheredBytes(const JobSpec& spec, const ResolvedSpec& resolved,
         const int64_t values =
             sharding.keeps_units_gathered ? ++kept_units[bytes.values] : in_chunk;
         if (bytes.values == bytes.gradients) {
-          blocks.Need(bytes.values, values + in_chunk);
+          // Where all units are kept, the one that is done has left its values' block.
+          blocks.Need(bytes.values, values + (sharding.keeps_units_gathered ? 1 : in_chunk));
           continue;
         }
         blocks.Need(bytes.values, values);

@@ -121,6 +121,89 @@ TEST(MemoryTest, PipelineParallel) {
   ExpectPlanned("pp2 v2", pp2 + Settings{"parallel.virtual_pipeline_model_parallel_size=2"});
 }
 
+TEST(MemoryTest, ContextParallel) {
+  const Settings cp2 = {kWorld2, "parallel.context_parallel_size=2", "training.micro_batch_size=4"};
+  for (const char* type : {"p2p", "all_gather", "a2a"}) {
+    ExpectPlanned(type, cp2 + Settings{absl::StrCat("parallel.cp_comm_type=", type)});
+    ExpectPlanned(type,
+                  cp2 + kLlama + Settings{kBf16, absl::StrCat("parallel.cp_comm_type=", type)});
+  }
+  // Wide heads and a small vocabulary: attention counts.
+  const Settings wide = {"model.kv_channels=128", "model.vocab_size=300"};
+  for (const char* type : {"p2p", "all_gather", "a2a"})
+    ExpectPlanned("wide heads",
+                  cp2 + wide + Settings{absl::StrCat("parallel.cp_comm_type=", type)});
+  ExpectPlanned("dropout", cp2 + kDropout);
+  const Settings cp4 = {"resources.world_size=4", "parallel.context_parallel_size=4",
+                        "training.micro_batch_size=8", "training.global_batch_size=8"};
+  ExpectPlanned("ring of four", cp4);
+  ExpectPlanned("levels", cp4 + Settings{"parallel.cp_comm_type=a2a+p2p",
+                                         "parallel.hierarchical_context_parallel_sizes=[2,2]"});
+  ExpectPlanned("cp2 pp2", cp2 + Settings{"resources.world_size=4", "training.global_batch_size=8",
+                                          "parallel.pipeline_model_parallel_size=2"});
+}
+
+// Routing is not quite even, unless every expert is filled up to its capacity.
+TEST(MemoryTest, Experts) {
+  const Settings moe = {"model.num_experts=4", "model.add_bias_linear=false"};
+  const Settings ep2 = moe + Settings{kWorld2, "parallel.expert_model_parallel_size=2"};
+  const Settings alltoall = {"model.moe_token_dispatcher_type=alltoall"};
+  const Settings padded = {"model.moe_expert_capacity_factor=1.25",
+                           "model.moe_pad_expert_input_to_capacity=true"};
+  ExpectPlanned("one rank", moe);
+  ExpectPlanned("every other layer", moe + Settings{"model.moe_layer_freq=2", kBf16});
+  ExpectPlanned("ep2, gathered", ep2 + padded);
+  ExpectPlanned("ep2, sent", ep2 + padded + alltoall);
+  ExpectPlanned("ep2, grouped", ep2 + alltoall + Settings{"model.moe_grouped_gemm=true"});
+  ExpectPlanned("ep2, weights in fp32",
+                ep2 + padded + alltoall + Settings{kBf16, "model.moe_router_dtype=fp32"});
+  ExpectPlanned("ep2, shared expert", ep2 + padded +
+                                          Settings{"model.moe_shared_expert_intermediate_size=256",
+                                                   "model.moe_shared_expert_gate=true"});
+  ExpectPlanned("ep2, many small experts",
+                ep2 + padded + alltoall +
+                    Settings{"model.num_experts=8", "model.moe_router_topk=4",
+                             "model.moe_ffn_hidden_size=128", "training.micro_batch_size=8",
+                             "training.global_batch_size=16", "model.vocab_size=300"});
+  ExpectPlanned("tp2, experts in halves",
+                moe + padded + alltoall +
+                    Settings{kWorld2, "parallel.tensor_model_parallel_size=2",
+                             "parallel.sequence_parallel=true"});
+}
+
+TEST(MemoryTest, FullySharded) {
+  const Settings untied = {"model.untie_embeddings_and_output_weights=true"};
+  for (const char* strategy : {"no_shard", "optim", "optim_grads", "optim_grads_params"}) {
+    const Settings fsdp = {kWorld2, "parallel.use_megatron_fsdp=true",
+                           absl::StrCat("parallel.data_parallel_sharding_strategy=", strategy)};
+    ExpectPlanned(strategy, fsdp);
+    ExpectPlanned(strategy, fsdp + kLlama + Settings{kBf16});
+    ExpectPlanned(strategy, fsdp + Settings{"resources.world_size=4",
+                                            "parallel.tensor_model_parallel_size=2"});
+  }
+  const Settings fsdp2 = untied + Settings{kWorld2, "parallel.use_torch_fsdp2=true"};
+  ExpectPlanned("fsdp2", fsdp2);
+  ExpectPlanned("fsdp2 bf16", fsdp2 + Settings{kBf16});
+  ExpectPlanned("fsdp2, not resharded",
+                fsdp2 + Settings{"parallel.torch_fsdp2_reshard_after_forward=false"});
+  const Settings params = {"parallel.use_megatron_fsdp=true",
+                           "parallel.data_parallel_sharding_strategy=optim_grads_params"};
+  ExpectPlanned("dropout", params + kDropout + Settings{kWorld2});
+  ExpectPlanned("recomputed", params + Settings{kWorld2, "training.recompute_granularity=full",
+                                                "training.recompute_method=uniform",
+                                                "training.recompute_num_layers=1"});
+  ExpectPlanned("experts", params + Settings{"resources.world_size=4", "model.num_experts=4",
+                                             "parallel.expert_model_parallel_size=2",
+                                             "training.global_batch_size=8"});
+  ExpectPlanned("two instances",
+                params + Settings{"resources.world_size=4", "training.global_batch_size=8",
+                                  "parallel.num_distributed_optimizer_instances=2",
+                                  "parallel.outer_dp_sharding_strategy=optim"});
+  ExpectPlanned("pp2", {"resources.world_size=4", "parallel.use_megatron_fsdp=true",
+                        "parallel.data_parallel_sharding_strategy=optim_grads",
+                        "parallel.pipeline_model_parallel_size=2", "training.global_batch_size=8"});
+}
+
 TEST(MemoryTest, LayoutsTogether) {
   const Settings tp2_pp2 = {"resources.world_size=4", "parallel.tensor_model_parallel_size=2",
                             "parallel.pipeline_model_parallel_size=2",
