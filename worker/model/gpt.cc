@@ -39,7 +39,8 @@ Communicator* PeersOf(const ModelBuildContext& context, const char* group) {
 ContextParallel ContextParallelOf(const ModelBuildContext& context) {
   const Communicator& group = context.parallel.Group("cp");
   ContextParallel cp{.comm = PeersOf(context, "cp"), .rank = group.rank(), .size = group.size()};
-  if (context.spec.parallel.hierarchical_context_parallel_sizes.empty()) return cp;
+  // One level is nobody's: a2a+p2p has two.
+  if (context.spec.parallel.hierarchical_context_parallel_sizes.size() < 2) return cp;
   cp.a2a = PeersOf(context, "hcp_0");
   cp.p2p = PeersOf(context, "hcp_1");
   return cp;
