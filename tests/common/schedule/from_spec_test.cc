@@ -105,6 +105,40 @@ TEST(FromSpecTest, SyncFunctionsFollowTheOverlapFlags) {
   EXPECT_FALSE(ScheduleOptionsOf(spec, 2, 4).has_grad_sync_func);
 }
 
+TEST(FromSpecTest, UnitsTravelAtTheirOwnPoints) {
+  JobSpec spec;
+  spec.parallel.pipeline_model_parallel_size = 2;
+  spec.parallel.use_megatron_fsdp = true;
+  spec.parallel.overlap_grad_reduce = spec.parallel.overlap_param_gather = true;
+  spec.parallel.data_parallel_sharding_strategy = "optim";  // buckets
+  EXPECT_TRUE(ScheduleOptionsOf(spec, 2, 4).has_grad_sync_func);
+  EXPECT_TRUE(ScheduleOptionsOf(spec, 2, 4).has_param_sync_func);
+  spec.parallel.data_parallel_sharding_strategy = "optim_grads";
+  EXPECT_FALSE(ScheduleOptionsOf(spec, 2, 4).has_grad_sync_func);
+  EXPECT_FALSE(ScheduleOptionsOf(spec, 2, 4).has_param_sync_func);
+}
+
+TEST(FromSpecTest, LevelsOfContextParallelRanks) {
+  JobSpec spec;
+  spec.resources.world_size = 8;
+  spec.parallel.context_parallel_size = 4;
+  spec.parallel.hierarchical_context_parallel_sizes = {2, 2};
+  const auto topology = RankTopology::Create(TopologyOf(spec));
+  ASSERT_TRUE(topology.ok()) << topology.status();
+  EXPECT_EQ(topology->GroupOf("hcp_0", 3), (std::vector<int>{2, 3}));
+  EXPECT_EQ(topology->GroupOf("hcp_1", 3), (std::vector<int>{1, 3}));
+}
+
+TEST(FromSpecTest, FlopsOfTheLayersThatHaveExperts) {
+  JobSpec spec;
+  spec.model.num_layers = 4;
+  spec.model.num_experts = 2;
+  spec.model.moe_layer_freq = {0, 1, 1, 1};
+  EXPECT_EQ(FlopsModelOf(spec, {}).moe_layers, (std::vector<bool>{false, true, true, true}));
+  spec.model.moe_layer_freq = {3};
+  EXPECT_EQ(FlopsModelOf(spec, {}).moe_layers, (std::vector<bool>{true, false, false, true}));
+}
+
 TEST(FromSpecTest, PoliciesAndTopology) {
   JobSpec spec;
   spec.resources.world_size = 16;
