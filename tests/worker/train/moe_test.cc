@@ -120,6 +120,22 @@ TEST_F(MoeTrainTest, Pipeline2Expert2Recomputed) {
       kSigmoid + Settings{"training.recompute_granularity=full",
                           "training.recompute_method=uniform", "training.recompute_num_layers=1"});
 }
+TEST_F(MoeTrainTest, Context2Expert2) {
+  ExpectSameAsOneProcess(World(2) + Ep(2) + Settings{"parallel.context_parallel_size=2"}, kGrouped);
+}
+TEST_F(MoeTrainTest, Context2Data2Expert4PerTokenLossSigmoid) {
+  ExpectSameAsOneProcess(
+      World(4) + Ep(4) + Settings{"parallel.context_parallel_size=2"},
+      kSigmoid + Settings{"training.calculate_per_token_loss=true", "data.eod_mask_loss=true"});
+}
+// Counts of the running mean are over the step's microbatches so far: the same with as many of
+// them.
+TEST_F(MoeTrainTest, GlobalAndSequenceLossesOfSplitTokens) {
+  ExpectSameAsOneProcess(World(2) + Tp2() + Ep(2) + Etp(1),
+                         Settings{"model.moe_router_load_balancing_type=[\"global_aux_loss\","
+                                  "\"seq_aux_loss\"]",
+                                  "model.moe_aux_loss_coeff=[0.02,0.01]"});
+}
 // Of the four chunks only the last has experts; the other stage takes part in what all do.
 TEST_F(MoeTrainTest, VirtualStagesWithExpertsInOneOfThem) {
   ExpectSameAsOneProcess(
@@ -166,6 +182,17 @@ TEST_F(MoeTrainTest, AResumedRunIsTheUnbrokenOneBitForBit) {
   auto steps = Train(root_.Spec(job + folder + Settings{"training.exit_interval=2"}));
   for (const StepMessage& step : Train(root_.Spec(job + folder))) steps.push_back(step);
   ExpectSameCurve(steps, unbroken, 0);
+}
+
+// One rank's overflow is every rank's skipped step, whoever holds the expert.
+TEST_F(MoeTrainTest, Fp16SkipsTheSameStepsInEveryLayout) {
+  Settings fp16 = kModel + kOne + World(4) +
+                  Settings{"training.fp64=false", "training.fp16=true",
+                           "training.initial_loss_scale=4294967296", "training.train_iters=6"};
+  const auto dense = Train(root_.Spec(fp16)), experts = Train(root_.Spec(fp16 + Ep(4)));
+  EXPECT_EQ(Skipped(experts), Skipped(dense));
+  EXPECT_EQ(Scales(experts), Scales(dense));
+  EXPECT_THAT(Skipped(experts), testing::Contains(true));
 }
 
 // Each data-parallel rank draws its own weights; experts take those of the first of their replicas.
