@@ -171,6 +171,36 @@ absl::StatusOr<int64_t> Client::RequestEvaluation(const std::string& job_id,
   return response->directive();
 }
 
+absl::StatusOr<int64_t> Client::RequestTrace(const std::string& job_id, const std::string& reason,
+                                             int64_t iterations) {
+  v1::RequestTraceRequest request;
+  request.set_job_id(job_id);
+  request.set_reason(reason);
+  request.set_iterations(iterations);
+  auto response = Call(training_, &v1::TrainingService::Stub::RequestTrace, request);
+  if (!response.ok()) return response.status();
+  return response->directive();
+}
+
+absl::StatusOr<v1::GetTraceResponse> Client::GetTrace(const std::string& job_id,
+                                                      int64_t directive) {
+  v1::GetTraceRequest request;
+  request.set_job_id(job_id);
+  request.set_directive(directive);
+  return Call(training_, &v1::TrainingService::Stub::GetTrace, request);
+}
+
+absl::StatusOr<v1::ReadTraceResponse> Client::ReadTrace(const std::string& job_id,
+                                                        int64_t directive, int rank,
+                                                        int64_t offset) {
+  v1::ReadTraceRequest request;
+  request.set_job_id(job_id);
+  request.set_directive(directive);
+  request.set_rank(rank);
+  request.set_offset(offset);
+  return Call(training_, &v1::TrainingService::Stub::ReadTrace, request);
+}
+
 absl::StatusOr<v1::ListWorkersResponse> Client::ListWorkers() {
   return Call(membership_, &v1::MembershipService::Stub::ListWorkers, v1::ListWorkersRequest());
 }

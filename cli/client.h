@@ -62,6 +62,11 @@ class Client {
   // The number of the directive.
   absl::StatusOr<int64_t> RequestCheckpoint(const std::string& job_id, const std::string& reason);
   absl::StatusOr<int64_t> RequestEvaluation(const std::string& job_id, const std::string& reason);
+  absl::StatusOr<int64_t> RequestTrace(const std::string& job_id, const std::string& reason,
+                                       int64_t iterations);
+  absl::StatusOr<v1::GetTraceResponse> GetTrace(const std::string& job_id, int64_t directive);
+  absl::StatusOr<v1::ReadTraceResponse> ReadTrace(const std::string& job_id, int64_t directive,
+                                                  int rank, int64_t offset);
   absl::StatusOr<v1::ListWorkersResponse> ListWorkers();
   absl::StatusOr<v1::WorkerStatus> DrainWorker(const std::string& worker, bool undo);
 

@@ -17,6 +17,7 @@ Command LogsCommand();
 Command CancelCommand();
 Command CheckpointCommand();
 Command EvaluateCommand();
+Command TraceCommand();
 Command EventsCommand();
 Command MetricsCommand();
 Command WorkersCommand();

@@ -17,6 +17,7 @@ inline constexpr EnumName<Directive::Kind> kDirectiveKinds[] = {
     {Directive::Kind::kEvaluate, "evaluate"},
     {Directive::Kind::kStop, "stop"},
     {Directive::Kind::kCheckpointAndStop, "checkpoint_and_stop"},
+    {Directive::Kind::kTrace, "trace"},
 };
 inline constexpr EnumName<StoreRequestMessage::Op> kStoreOps[] = {
     {StoreRequestMessage::Op::kSet, "set"},
@@ -33,6 +34,7 @@ void VisitDirective(V& v, M& m) {
   MUSTER_FIELD(number);
   MUSTER_FIELD(kind);
   MUSTER_FIELD(reason);
+  MUSTER_FIELD(iterations);
 }
 
 template <class T>
@@ -166,6 +168,16 @@ template <class V, class M>
 void Visit(Tag<ProgressMessage>, V& v, M& m) {
   MUSTER_FIELD(epoch);
   MUSTER_FIELD(iteration);
+}
+template <class V, class M>
+void Visit(Tag<TracePieceMessage>, V& v, M& m) {
+  MUSTER_FIELD(request);
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(directive);
+  MUSTER_FIELD(offset);
+  MUSTER_FIELD(data);
+  MUSTER_FIELD(last);
+  MUSTER_FIELD(limit_ms);
 }
 #undef MUSTER_FIELD
 

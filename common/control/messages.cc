@@ -22,10 +22,10 @@ using control_fields::Writer;
 constexpr const char* kToTrainerTypes[] = {"assign", "unique_id", "directive",
                                            "abort",  "shutdown",  "store_reply"};
 static_assert(std::size(kToTrainerTypes) == std::variant_size_v<AgentToTrainer>);
-constexpr const char* kToAgentTypes[] = {"hello",         "phase",   "publish_unique_id",
-                                         "store_request", "step",    "evaluation",
-                                         "checkpoint",    "event",   "done",
-                                         "failed",        "progress"};
+constexpr const char* kToAgentTypes[] = {"hello",         "phase",    "publish_unique_id",
+                                         "store_request", "step",     "evaluation",
+                                         "checkpoint",    "event",    "done",
+                                         "failed",        "progress", "trace_piece"};
 static_assert(std::size(kToAgentTypes) == std::variant_size_v<TrainerToAgent>);
 
 template <size_t N, class Variant>

@@ -20,12 +20,17 @@ inline constexpr size_t kMaxControlLine = 16 << 20;  // bytes; a longer line end
 
 // A numbered order to all trainers of a job (design 2.5). Numbers start at 1 and have no gaps.
 struct Directive {
-  enum class Kind { kCheckpoint, kEvaluate, kStop, kCheckpointAndStop };
+  enum class Kind { kCheckpoint, kEvaluate, kStop, kCheckpointAndStop, kTrace };
   int64_t number = 0;
   Kind kind = Kind::kCheckpoint;
   std::string reason;  // "requested by cancel", ...
+  std::optional<int64_t> iterations =
+      std::nullopt;  // kTrace: how many steps to trace, from the next one on
   bool operator==(const Directive&) const = default;
 };
+
+// More would fill a trainer's memory, and nobody looks at them.
+inline constexpr int64_t kMaxTracedIterations = 100;
 
 // ---- agent -> trainer
 struct AssignMessage {  // everything a rank needs to start: one message
@@ -83,6 +88,16 @@ struct StoreRequestMessage {
   int count = 0;           // kWaitPrefix: keys to wait for
   int64_t limit_ms = 0;
 };
+// A piece of this rank's part of the trace that directive `directive` asked for, in order from
+// offset 0 on; a trainer has one on its way at a time and waits for its StoreReplyMessage.
+struct TracePieceMessage {
+  int64_t request = 0, epoch = 0, directive = 0;
+  int64_t offset = 0;  // bytes before it
+  std::string data;    // at most kMaxTracePiece bytes, ASCII
+  bool last = false;
+  int64_t limit_ms = 0;
+};
+inline constexpr size_t kMaxTracePiece = 256 << 10;
 // One committed step (fields of design 8 `metrics`). Sent by the rank that holds the reduced loss
 // (last stage, dp_cp rank 0), others send none.
 struct StepMessage {
@@ -142,7 +157,7 @@ using AgentToTrainer = std::variant<AssignMessage, UniqueIdMessage, DirectiveMes
 using TrainerToAgent =
     std::variant<HelloMessage, PhaseMessage, PublishUniqueIdMessage, StoreRequestMessage,
                  StepMessage, EvaluationMessage, CheckpointMessage, EventMessage, DoneMessage,
-                 FailedMessage, ProgressMessage>;
+                 FailedMessage, ProgressMessage, TracePieceMessage>;
 
 // One line, ending in '\n'. Doubles keep all 17 digits.
 std::string Encode(const AgentToTrainer& message);

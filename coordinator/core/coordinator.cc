@@ -221,11 +221,14 @@ absl::Status Coordinator::On(const RequestDirective& event, absl::Time now, Outc
   JobMachine* job = MutableJob(event.job_id);
   if (job == nullptr) return NoSuchJob(event.job_id);
   JobEffects effects;
-  ASSIGN_OR_RETURN(const Directive directive,
-                   job->Request(event.kind, event.reason, now, &effects));
+  ASSIGN_OR_RETURN(
+      const Directive directive,
+      job->Request({.kind = event.kind, .reason = event.reason, .iterations = event.iterations},
+                   now, &effects));
   changed_.insert(event.job_id);
   Apply(*job, effects, &out->actions);
-  out->reply = DirectiveReply{directive.number};
+  out->reply = DirectiveReply{
+      .number = directive.number, .epoch = job->epoch(), .world_size = job->world_size()};
   return absl::OkStatus();
 }
 

@@ -6,7 +6,7 @@
 
 namespace muster {
 
-absl::StatusOr<Directive> DirectiveLog::Append(Directive::Kind kind, const std::string& reason) {
+absl::StatusOr<Directive> DirectiveLog::Append(Directive directive) {
   if (last() - applied_ >= kMaxPending) {
     return absl::ResourceExhaustedError(
         absl::StrCat(last() - applied_, " directives wait for the trainers; try again later"));
@@ -15,7 +15,8 @@ absl::StatusOr<Directive> DirectiveLog::Append(Directive::Kind kind, const std::
     return absl::ResourceExhaustedError(
         absl::StrCat("this job has had ", kMaxLog, " directives, which is the limit"));
   }
-  log_.push_back({.number = last() + 1, .kind = kind, .reason = reason});
+  directive.number = last() + 1;
+  log_.push_back(std::move(directive));
   return log_.back();
 }
 
@@ -38,6 +39,8 @@ const char* DirectiveKindName(Directive::Kind kind) {
       return "stop";
     case Directive::Kind::kCheckpointAndStop:
       return "checkpoint_and_stop";
+    case Directive::Kind::kTrace:
+      return "trace";
   }
   return "?";
 }

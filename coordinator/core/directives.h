@@ -14,7 +14,8 @@ namespace muster {
 class DirectiveLog {
  public:
   // RESOURCE_EXHAUSTED when too many are not applied yet, or the log is full.
-  absl::StatusOr<Directive> Append(Directive::Kind kind, const std::string& reason);
+  // The directive's number is given here.
+  absl::StatusOr<Directive> Append(Directive directive);
 
   // Reported by a trainer. Numbers that were not given out are ignored; it never goes back.
   void Applied(int64_t through);

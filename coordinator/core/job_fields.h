@@ -32,6 +32,7 @@ inline constexpr EnumName<Directive::Kind> kDirectiveKindNames[] = {
     {Directive::Kind::kEvaluate, "evaluate"},
     {Directive::Kind::kStop, "stop"},
     {Directive::Kind::kCheckpointAndStop, "checkpoint_and_stop"},
+    {Directive::Kind::kTrace, "trace"},
 };
 
 #define MUSTER_FIELD(member) v(#member, m.member)
@@ -119,6 +120,7 @@ template <class V, class M>
 void VisitDirective(V& v, M& m) {
   v.Enum("kind", m.kind, kDirectiveKindNames);
   MUSTER_FIELD(reason);
+  MUSTER_FIELD(iterations);
 }
 
 // ---- rows of the ledger; the element's type says which

@@ -147,23 +147,29 @@ void JobMachine::Finish(JobState state, int exit_code, const std::string& reason
   UpdateWait(now);
 }
 
-absl::StatusOr<Directive> JobMachine::Request(Directive::Kind kind, const std::string& reason,
-                                              absl::Time now, JobEffects* effects) {
+absl::StatusOr<Directive> JobMachine::Request(const Directive& wanted, absl::Time now,
+                                              JobEffects* effects) {
   if (!IsActive(state_) || aborted_) {
     return absl::FailedPreconditionError(absl::StrCat(job_id(), " is ", JobStateName(state_),
                                                       " and does not train now",
                                                       reason_.empty() ? "" : ": ", reason_));
   }
-  const bool saves =
-      kind == Directive::Kind::kCheckpoint || kind == Directive::Kind::kCheckpointAndStop;
+  if (const int64_t iterations = wanted.iterations.value_or(0);
+      wanted.kind == Directive::Kind::kTrace &&
+      (iterations < 1 || iterations > kMaxTracedIterations)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("iterations=", iterations, ": must be 1 to ", kMaxTracedIterations));
+  }
+  const bool saves = wanted.kind == Directive::Kind::kCheckpoint ||
+                     wanted.kind == Directive::Kind::kCheckpointAndStop;
   if (saves && !spec_.checkpoint.save.has_value()) {
     return absl::FailedPreconditionError(
         absl::StrCat(job_id(), " has no folder to save to: its spec sets no checkpoint.save"));
   }
-  ASSIGN_OR_RETURN(Directive directive, directives_.Append(kind, reason));
+  ASSIGN_OR_RETURN(Directive directive, directives_.Append(wanted));
   AddEvent(now, "directive",
-           absl::StrCat(directive.number, ": ", DirectiveKindName(kind), reason.empty() ? "" : ", ",
-                        reason));
+           absl::StrCat(directive.number, ": ", DirectiveKindName(directive.kind),
+                        directive.reason.empty() ? "" : ", ", directive.reason));
   effects->emplace_back(PublishDirective{directive});
   Changed();
   return directive;
@@ -189,7 +195,8 @@ void JobMachine::Cancel(CancelMode mode, const std::string& reason, absl::Time n
   if (aborted_) return;  // it has stopped; the search for the cause ends it soon
   const bool save = mode == CancelMode::kCheckpointAndStop && spec_.checkpoint.save.has_value();
   const auto directive =
-      Request(save ? Directive::Kind::kCheckpointAndStop : Directive::Kind::kStop, cancel_reason_,
+      Request({.kind = save ? Directive::Kind::kCheckpointAndStop : Directive::Kind::kStop,
+               .reason = cancel_reason_},
               now, effects);
   if (!directive.ok()) {  // the log is full: trainers do not listen
     Finish(JobState::kCancelled, kExitCancelled, cancel_reason_, now, effects);

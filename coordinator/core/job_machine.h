@@ -134,8 +134,7 @@ class JobMachine {
   // A spare of it is lost.
   void OnSpareLost(const std::string& worker, absl::Time now);
   // FAILED_PRECONDITION when it does not train or, for a checkpoint, saves nowhere.
-  absl::StatusOr<Directive> Request(Directive::Kind kind, const std::string& reason, absl::Time now,
-                                    JobEffects* effects);
+  absl::StatusOr<Directive> Request(const Directive& wanted, absl::Time now, JobEffects* effects);
   // Of no effect on a job that has ended. A weaker mode than the one before is ignored.
   void Cancel(CancelMode mode, const std::string& reason, absl::Time now, JobEffects* effects);
   void Tick(absl::Time now, JobEffects* effects, const SignsOfLife& signs = {});

@@ -101,6 +101,7 @@ struct CancelJob {
 struct RequestDirective {
   std::string job_id, reason;
   Directive::Kind kind = Directive::Kind::kCheckpoint;
+  std::optional<int64_t> iterations = std::nullopt;  // kTrace, where it must be
 };
 struct DrainWorker {
   std::string worker;
@@ -209,6 +210,8 @@ struct SubmitReply {
 };
 struct DirectiveReply {
   int64_t number = 0;
+  int64_t epoch = 0;  // of the attempt that it goes to
+  int world_size = 0;
 };
 struct Outcome {
   absl::Status status;  // of the event; an event that fails changes nothing

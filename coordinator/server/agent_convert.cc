@@ -82,6 +82,8 @@ v1::DirectiveKind ToKind(Directive::Kind kind) {
       return v1::DIRECTIVE_KIND_STOP;
     case Directive::Kind::kCheckpointAndStop:
       return v1::DIRECTIVE_KIND_CHECKPOINT_AND_STOP;
+    case Directive::Kind::kTrace:
+      return v1::DIRECTIVE_KIND_TRACE;
   }
   return v1::DIRECTIVE_KIND_UNSPECIFIED;
 }
@@ -166,6 +168,7 @@ v1::ConnectResponse ToProto(const AgentMessage& message) {
     to->set_number(directive->directive.number);
     to->set_kind(ToKind(directive->directive.kind));
     to->set_reason(directive->directive.reason);
+    if (directive->directive.iterations) to->set_iterations(*directive->directive.iterations);
   } else if (const auto* abort = std::get_if<AbortBroadcast>(&message)) {
     proto.mutable_abort()->set_job_id(abort->job_id);
     proto.mutable_abort()->set_epoch(abort->epoch);

@@ -169,6 +169,7 @@ absl::Status Serve(const Flags& flags, const sigset_t& signals) {
                                         .reserve_bytes = int64_t{flags.disk_reserve_mb} << 20}));
   options.journal = journal.get();
   options.coordinator_id = journal->coordinator_id();
+  options.trace_folder = folder / "traces";
   RealClock clock;
   MembershipOptions& membership = options.engine.core.membership;
   membership.heartbeat_interval = absl::Milliseconds(flags.heartbeat_interval_ms);

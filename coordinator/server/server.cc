@@ -89,7 +89,8 @@ struct CoordinatorServer::Impl {
                    options.coordinator_id.empty() ? RandomBytes(8) : options.coordinator_id),
         rendezvous(&gate, &waiting),
         jobs(&gate),
-        training(&gate) {
+        traces({.folder = options.trace_folder}),
+        training(&gate, &traces) {
     streams.SetEngine(&engine);
     engine.SetHeartbeatSource([this, clock](std::vector<Heartbeat>* heartbeats) {
       last_tick_ns = absl::ToInt64Nanoseconds(clock->Steady());
@@ -120,6 +121,7 @@ struct CoordinatorServer::Impl {
   MembershipServiceImpl membership;
   RendezvousServiceImpl rendezvous;
   JobServiceImpl jobs;
+  TraceStore traces;
   TrainingServiceImpl training;
   std::unique_ptr<HttpServer> http;
   std::unique_ptr<grpc::Server> grpc;  // goes first: no call is left when the services go

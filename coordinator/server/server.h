@@ -20,6 +20,7 @@ struct ServerOptions {
   EngineOptions engine;
   // What outlives the server; it outlives the server object, too. nullptr: nothing does.
   Journal* journal = nullptr;
+  std::string trace_folder;    // where traces of steps are kept; empty: nowhere
   std::string coordinator_id;  // eight bytes that stay with the journal; empty: drawn
 };
 

@@ -221,13 +221,18 @@ class Agent::Impl {
     trainers_->End(action.worker, action.run, action.grace, action.reason);
   }
   void Do(const StoreRequestAction& action) {
-    store_->Ask(action.job_id, action.request,
-                [this, worker = action.worker, run = action.run](StoreReplyMessage reply) {
-                  // Never waits: this is a gRPC thread.
-                  MutexLock lock(&mu_);
-                  events_.push_back({RunEvent{worker, run, std::move(reply)}, 0});
-                  changed_.NotifyAll();
-                });
+    store_->Ask(action.job_id, action.request, ReplyTo(action.worker, action.run));
+  }
+  void Do(const TracePieceAction& action) {
+    store_->Ask(action.job_id, action.rank, action.piece, ReplyTo(action.worker, action.run));
+  }
+  // Never waits: the reply comes on a gRPC thread.
+  std::function<void(StoreReplyMessage)> ReplyTo(const std::string& worker, int64_t run) {
+    return [this, worker, run](StoreReplyMessage reply) {
+      MutexLock lock(&mu_);
+      events_.push_back({RunEvent{worker, run, std::move(reply)}, 0});
+      changed_.NotifyAll();
+    };
   }
   void Do(const SendBatchAction& action) { client_->Send(stream_, action.batch); }
   void Do(const NewIncarnationAction& action) {

@@ -15,6 +15,8 @@ std::optional<Directive::Kind> ToKind(v1::DirectiveKind kind) {
       return Directive::Kind::kStop;
     case v1::DIRECTIVE_KIND_CHECKPOINT_AND_STOP:
       return Directive::Kind::kCheckpointAndStop;
+    case v1::DIRECTIVE_KIND_TRACE:
+      return Directive::Kind::kTrace;
     default:
       return std::nullopt;
   }
@@ -164,10 +166,12 @@ std::optional<CoordinatorOrder> ToOrder(const v1::ConnectResponse& response) {
       const v1::Directive& directive = response.directive();
       const std::optional<Directive::Kind> kind = ToKind(directive.kind());
       if (!kind) return std::nullopt;
-      return DirectiveOrder{
+      DirectiveOrder order{
           directive.job_id(),
           directive.epoch(),
           {.number = directive.number(), .kind = *kind, .reason = directive.reason()}};
+      if (directive.has_iterations()) order.directive.iterations = directive.iterations();
+      return order;
     }
     case v1::ConnectResponse::kAbort:
       return AbortOrder{response.abort().job_id(), response.abort().epoch(),

@@ -4,6 +4,7 @@
 #include <grpcpp/client_context.h>
 
 #include <algorithm>
+#include <optional>
 #include <random>
 #include <set>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "common/rpc/convert.h"
 #include "common/runtime/mutex.h"
 #include "muster/v1/rendezvous.grpc.pb.h"
+#include "muster/v1/training.grpc.pb.h"
 
 namespace muster {
 namespace {
@@ -34,7 +36,8 @@ StoreReplyMessage ReplyWith(int64_t request, const absl::Status& status) {
 class StoreProxy::Impl {
  public:
   explicit Impl(std::shared_ptr<grpc::Channel> channel)
-      : stub_(v1::RendezvousService::NewStub(channel)) {}
+      : stub_(v1::RendezvousService::NewStub(channel)),
+        training_(v1::TrainingService::NewStub(channel)) {}
 
   ~Impl() {
     MutexLock lock(&mu_);
@@ -49,12 +52,22 @@ class StoreProxy::Impl {
   void Ask(const std::string& job_id, const StoreRequestMessage& request,
            std::function<void(StoreReplyMessage)> reply) {
     auto* call = new Call{.job_id = job_id, .request = request, .reply = std::move(reply)};
-    call->deadline = absl::Now() + absl::Milliseconds(request.limit_ms);
-    {
-      MutexLock lock(&mu_);
-      calls_.insert(call);
-    }
-    Try(call);
+    Begin(call, request.limit_ms);
+  }
+
+  void Ask(const std::string& job_id, int rank, const TracePieceMessage& piece,
+           std::function<void(StoreReplyMessage)> reply) {
+    auto* call = new Call{.job_id = job_id, .reply = std::move(reply)};
+    call->request.request = piece.request;
+    v1::UploadTraceRequest& upload = call->upload_request.emplace();
+    upload.set_job_id(job_id);
+    upload.set_epoch(piece.epoch);
+    upload.set_directive(piece.directive);
+    upload.set_rank(rank);
+    upload.set_offset(piece.offset);
+    upload.set_data(piece.data);
+    upload.set_last(piece.last);
+    Begin(call, piece.limit_ms);
   }
 
  private:
@@ -71,7 +84,18 @@ class StoreProxy::Impl {
     v1::SetKeyResponse set_response;
     v1::WaitPrefixRequest wait_request;
     v1::WaitPrefixResponse wait_response;
+    std::optional<v1::UploadTraceRequest> upload_request;  // set: a piece of a trace
+    v1::UploadTraceResponse upload_response;
   };
+
+  void Begin(Call* call, int64_t limit_ms) {
+    call->deadline = absl::Now() + absl::Milliseconds(limit_ms);
+    {
+      MutexLock lock(&mu_);
+      calls_.insert(call);
+    }
+    Try(call);
+  }
 
   void Try(Call* call) {
     {
@@ -87,6 +111,12 @@ class StoreProxy::Impl {
       return;
     }
     const auto done = [this, call](grpc::Status status) { OnDone(call, FromGrpc(status)); };
+    if (call->upload_request.has_value()) {
+      SetDeadline(call->context.get(), kDefaultRpcDeadline);
+      training_->async()->UploadTrace(call->context.get(), &*call->upload_request,
+                                      &call->upload_response, done);
+      return;
+    }
     if (call->request.op == StoreRequestMessage::Op::kSet) {
       call->set_request.set_job_id(call->job_id);
       call->set_request.set_epoch(call->request.epoch);
@@ -139,6 +169,7 @@ class StoreProxy::Impl {
   }
 
   const std::unique_ptr<v1::RendezvousService::Stub> stub_;
+  const std::unique_ptr<v1::TrainingService::Stub> training_;
   Mutex mu_;
   CondVar ended_;
   bool ending_ ABSL_GUARDED_BY(mu_) = false;
@@ -152,6 +183,10 @@ StoreProxy::~StoreProxy() = default;
 void StoreProxy::Ask(const std::string& job_id, const StoreRequestMessage& request,
                      std::function<void(StoreReplyMessage)> reply) {
   impl_->Ask(job_id, request, std::move(reply));
+}
+void StoreProxy::Ask(const std::string& job_id, int rank, const TracePieceMessage& piece,
+                     std::function<void(StoreReplyMessage)> reply) {
+  impl_->Ask(job_id, rank, piece, std::move(reply));
 }
 
 }  // namespace muster

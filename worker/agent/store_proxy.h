@@ -1,6 +1,6 @@
-// Carries the trainers' rendezvous requests to the coordinator and the answers back. Asynchronous:
-// no thread waits on a request. While the coordinator is away a request is tried again until its
-// limit. Thread-safe.
+// Carries the trainers' rendezvous requests, and the pieces of their traces, to the coordinator and
+// the answers back. Asynchronous: no thread waits on a request. While the coordinator is away a
+// request is tried again until its limit. Thread-safe.
 #pragma once
 
 #include <functional>
@@ -23,6 +23,8 @@ class StoreProxy {
 
   // `reply` runs once, on a gRPC thread.
   void Ask(const std::string& job_id, const StoreRequestMessage& request,
+           std::function<void(StoreReplyMessage)> reply);
+  void Ask(const std::string& job_id, int rank, const TracePieceMessage& piece,
            std::function<void(StoreReplyMessage)> reply);
 
  private:

@@ -91,6 +91,13 @@ struct StoreRequestAction {  // ask the rendezvous service; the answer is RunEve
   std::string job_id;
   StoreRequestMessage request;
 };
+struct TracePieceAction {  // bring it to the coordinator; the answer is RunEvent's StoreReply
+  std::string worker;
+  int64_t run = 0;
+  std::string job_id;
+  int rank = 0;
+  TracePieceMessage piece;
+};
 struct SendBatchAction {
   std::shared_ptr<const NodeReportBatch> batch;
 };
@@ -100,9 +107,9 @@ struct NewIncarnationAction {  // register with a new incarnation
 struct ExitAgentAction {  // nothing runs any more: leave
   bool goodbye = false;   // all is reported and the stream is open: say so first
 };
-using AgentAction =
-    std::variant<StartTrainerAction, SendToTrainerAction, SignalTrainerAction, EndTrainerAction,
-                 StoreRequestAction, SendBatchAction, NewIncarnationAction, ExitAgentAction>;
+using AgentAction = std::variant<StartTrainerAction, SendToTrainerAction, SignalTrainerAction,
+                                 EndTrainerAction, StoreRequestAction, TracePieceAction,
+                                 SendBatchAction, NewIncarnationAction, ExitAgentAction>;
 
 class AgentMachine {
  public:

@@ -56,6 +56,11 @@ void AgentMachine::OnTrainerMessage(Worker& worker, const TrainerToAgent& messag
         StoreRequestAction{worker.name, worker.run, worker.launch->job_id, *request});
     return;
   }
+  if (const auto* piece = std::get_if<TracePieceMessage>(&message)) {
+    actions_.push_back(TracePieceAction{worker.name, worker.run, worker.launch->job_id,
+                                        worker.assignment.rank, *piece});
+    return;
+  }
   std::visit(
       [&](const auto& m) {
         using Message = std::decay_t<decltype(m)>;
@@ -65,6 +70,7 @@ void AgentMachine::OnTrainerMessage(Worker& worker, const TrainerToAgent& messag
         }
         if constexpr (!std::is_same_v<Message, HelloMessage> &&
                       !std::is_same_v<Message, StoreRequestMessage> &&
+                      !std::is_same_v<Message, TracePieceMessage> &&
                       !std::is_same_v<Message, ProgressMessage>) {
           Report(worker, m);
         }

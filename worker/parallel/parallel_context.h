@@ -3,6 +3,7 @@
 
 #include <map>
 #include <string>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "common/topology/rank_topology.h"
@@ -25,6 +26,12 @@ class ParallelContext {
   // known.
   Communicator& Group(const std::string& name) const;
   Communicator& world() const { return *world_; }
+  // The world and every group that this rank is in.
+  std::vector<Communicator*> All() const {
+    std::vector<Communicator*> all = {world_.get()};
+    for (const auto& [name, group] : groups_) all.push_back(group.get());
+    return all;
+  }
   void Abort(const std::string& reason) { world_->Abort(reason); }
 
  private:

@@ -9,6 +9,7 @@
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "common/base/status.h"
 #include "common/runtime/log.h"
 
 namespace muster {
@@ -154,6 +155,21 @@ void ControlClient::OnAbort(int64_t epoch, std::function<void(const std::string&
 
 absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ControlClient::StoreCall(
     StoreRequestMessage request, absl::Duration limit) {
+  const std::string what = absl::StrCat(
+      "rendezvous: ", request.op == StoreRequestMessage::Op::kSet ? "set " : "wait for ",
+      request.key);
+  ASSIGN_OR_RETURN(StoreReplyMessage reply, Request(std::move(request), limit, what));
+  return std::move(reply.entries);
+}
+
+absl::Status ControlClient::SendTracePiece(TracePieceMessage piece, absl::Duration limit) {
+  const std::string what = absl::StrCat("trace: ", piece.data.size(), " bytes");
+  return Request(std::move(piece), limit, what).status();
+}
+
+template <typename Message>
+absl::StatusOr<StoreReplyMessage> ControlClient::Request(Message request, absl::Duration limit,
+                                                         const std::string& what) {
   const absl::Time deadline = absl::Now() + limit + kReplySlack;
   MutexLock lock(&mu_);
   if (epoch_ != request.epoch || aborted_)
@@ -161,8 +177,6 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ControlClient::
   request.request = next_request_++;
   const int64_t id = request.request;
   const int64_t epoch = request.epoch;
-  const std::string what =
-      absl::StrCat(request.op == StoreRequestMessage::Op::kSet ? "set " : "wait for ", request.key);
   pending_[id] = std::nullopt;
   outgoing_.push_back(Encode(TrainerToAgent(std::move(request))));
   changed_.NotifyAll();
@@ -174,12 +188,12 @@ absl::StatusOr<std::vector<std::pair<std::string, std::string>>> ControlClient::
   if (!reply.has_value()) {
     if (epoch_ != epoch || aborted_)
       return absl::AbortedError(absl::StrCat("epoch ", epoch, " is over: ", abort_reason_));
-    return absl::DeadlineExceededError(absl::StrCat("rendezvous: no answer to '", what, "' within ",
+    return absl::DeadlineExceededError(absl::StrCat("no answer to '", what, "' within ",
                                                     absl::FormatDuration(limit + kReplySlack)));
   }
   if (!reply->ok)
     return absl::Status(static_cast<absl::StatusCode>(reply->error_code), reply->error);
-  return std::move(reply->entries);
+  return *std::move(reply);
 }
 
 void ControlClient::Flush(absl::Duration limit) {

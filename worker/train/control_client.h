@@ -32,6 +32,7 @@ class ControlClient final : public TrainerHost {
 
   void Send(TrainerToAgent message) override;
   void NoteProgress(int64_t epoch, int64_t iteration) override;
+  absl::Status SendTracePiece(TracePieceMessage piece, absl::Duration limit) override;
   std::vector<Directive> TakeDirectives() override;
   bool ExitSignalReceived() override;
   // Called by the signal handler's watcher.
@@ -56,6 +57,10 @@ class ControlClient final : public TrainerHost {
   void Flush(absl::Duration limit);
 
  private:
+  // Sends `message`, whose request is set here, and waits for its reply.
+  template <typename Message>
+  absl::StatusOr<StoreReplyMessage> Request(Message message, absl::Duration limit,
+                                            const std::string& what);
   void ReadLoop();
   void WriteLoop();
   void Handle(AgentToTrainer message);

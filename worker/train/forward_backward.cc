@@ -138,7 +138,10 @@ class Executor {
                        exchange_.Take(ScheduleOp::Kind::kRecvForward, op.chunk, op.microbatch));
       if (training) pass.input = pass.input.detach().requires_grad_(true);
     }
-    RETURN_IF_ERROR(RunChunk(op, pass));
+    {
+      const TracePass traced(options_.trace, TraceKind::kForward, op.chunk, op.microbatch);
+      RETURN_IF_ERROR(RunChunk(op, pass));
+    }
     if (training) {
       passes_[{op.chunk, op.microbatch}] = std::move(pass);
     } else if (pass.input.defined()) {
@@ -194,25 +197,33 @@ class Executor {
     // All passes but a chunk's last only accumulate; the one outside no_sync lets the reductions
     // start.
     if (op.sync) no_sync_.reset();
-    RETURN_IF_ERROR(Differentiate(op, pass));
-    RETURN_IF_ERROR(options_.ddp->EndBackward(op.chunk));
+    // A received gradient is waited for before the pass begins.
+    at::Tensor gradient;
+    if (sends_[op.chunk]) {
+      ASSIGN_OR_RETURN(gradient,
+                       exchange_.Take(ScheduleOp::Kind::kRecvBackward, op.chunk, op.microbatch));
+    }
+    {
+      const TracePass traced(options_.trace, TraceKind::kBackward, op.chunk, op.microbatch);
+      Differentiate(op, pass, std::move(gradient));
+      RETURN_IF_ERROR(options_.ddp->EndBackward(op.chunk));
+    }
     if (op.sync) no_sync_.emplace(*options_.ddp);
     if (!receives_[op.chunk]) return absl::OkStatus();
-    at::Tensor gradient = std::exchange(pass.input.mutable_grad(), {});
-    if (!gradient.defined()) gradient = at::zeros_like(pass.input);  // nothing depends on the input
+    at::Tensor input_gradient = std::exchange(pass.input.mutable_grad(), {});
+    if (!input_gradient.defined()) input_gradient = at::zeros_like(pass.input);  // unused input
     exchange_.Recycle(std::exchange(pass.input, {}).detach());
-    return exchange_.Put(ScheduleOp::Kind::kSendBackward, op.chunk, op.microbatch, gradient);
+    return exchange_.Put(ScheduleOp::Kind::kSendBackward, op.chunk, op.microbatch, input_gradient);
   }
 
-  // Accumulates into the parameters and into pass.input; frees the graph.
-  absl::Status Differentiate(const ScheduleOp& op, Pass& pass) {
+  // Accumulates into the parameters and into pass.input; frees the graph. `gradient`: of a sent
+  // output.
+  void Differentiate(const ScheduleOp& op, Pass& pass, at::Tensor gradient) {
     if (!sends_[op.chunk]) {
       const at::Tensor objective = std::exchange(pass.objective, {});
       if (objective.requires_grad()) torch::autograd::backward({objective}, {});
-      return absl::OkStatus();
+      return;
     }
-    ASSIGN_OR_RETURN(at::Tensor gradient,
-                     exchange_.Take(ScheduleOp::Kind::kRecvBackward, op.chunk, op.microbatch));
     const torch::autograd::Edge output = std::exchange(pass.output, {});
     if (output.is_valid()) {
       torch::autograd::Engine::get_default_engine().execute(
@@ -220,7 +231,6 @@ class Executor {
           /*accumulate_grad=*/true);
     }
     exchange_.Recycle(std::move(gradient));
-    return absl::OkStatus();
   }
 
   const ForwardBackwardOptions& options_;

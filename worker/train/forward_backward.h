@@ -19,6 +19,7 @@
 #include "common/schedule/pipeline_schedule.h"
 #include "worker/parallel/data_parallel.h"
 #include "worker/provider/provider.h"
+#include "worker/train/trace_recorder.h"
 
 namespace muster {
 
@@ -40,7 +41,8 @@ struct ForwardBackwardOptions {
   std::vector<int64_t> hidden_shape;         // (S / cp [/ tp with sequence parallel], B, H)
   at::ScalarType hidden_dtype = at::kFloat;  // the parameters'
   at::Device device = at::kCPU;
-  bool overlap_p2p_comm = false;  // as in the schedule's options: exchanges are not waited for
+  bool overlap_p2p_comm = false;   // as in the schedule's options: exchanges are not waited for
+  TraceRecorder* trace = nullptr;  // records the passes; null: nobody does
 };
 
 struct ForwardBackwardResult {

@@ -23,6 +23,7 @@
 #include "worker/parallel/parallel_context.h"
 #include "worker/parallel/rng.h"
 #include "worker/provider/provider.h"
+#include "worker/train/trace_recorder.h"
 
 namespace muster {
 
@@ -53,6 +54,7 @@ struct JobState {
   std::optional<LossScaler> loss_scaler;
   std::optional<MicrobatchCalculator> microbatches;
   Progress progress;
+  TraceRecorder* trace = nullptr;  // records this step; null: nobody does
 };
 
 // Does this rank compute losses? Its last chunk ends the model then.

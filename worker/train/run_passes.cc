@@ -24,6 +24,20 @@ ScheduleOptions ScheduleOf(const JobState& state, const PassesOptions& options) 
   return schedule;
 }
 
+// Records how long each microbatch takes to come.
+class TracedIterator final : public DataIterator {
+ public:
+  TracedIterator(DataIterator* data, TraceRecorder* trace) : data_(data), trace_(trace) {}
+  absl::StatusOr<Batch> Next() override {
+    const TraceScope scope(trace_, TraceKind::kData, "data");
+    return data_->Next();
+  }
+
+ private:
+  DataIterator* const data_;
+  TraceRecorder* const trace_;
+};
+
 }  // namespace
 
 absl::StatusOr<ForwardBackwardResult> RunPasses(JobState& state, const DataIterators& data,
@@ -44,14 +58,20 @@ absl::StatusOr<ForwardBackwardResult> RunPasses(JobState& state, const DataItera
       .hidden_shape = HiddenShape(spec, options.micro_batch_size),
       .hidden_dtype = ParamsDtype(spec),
       .device = state.device,
-      .overlap_p2p_comm = schedule_options.overlap_p2p_comm};
+      .overlap_p2p_comm = schedule_options.overlap_p2p_comm,
+      .trace = state.trace};
   // Of the MoE layers' losses, which join in the backward passes (reference 5.1).
   state.experts->SetSideLossScale(run.calculate_per_token_loss
                                       ? run.loss_scale
                                       : run.loss_scale * run.context_parallel_size /
                                             static_cast<double>(run.num_microbatches));
   for (const auto& chunk : state.chunks) run.chunks.push_back(chunk.get());
-  for (const auto& iterator : data) run.data.push_back(iterator.get());
+  std::vector<TracedIterator> traced;
+  traced.reserve(data.size());
+  for (const auto& iterator : data) {
+    run.data.push_back(iterator.get());
+    if (state.trace != nullptr) run.data.back() = &traced.emplace_back(iterator.get(), state.trace);
+  }
   return RunForwardBackward(run);
 }
 

@@ -8,6 +8,7 @@
 
 #include "absl/time/time.h"
 #include "common/runtime/clock.h"
+#include "worker/train/trace_recorder.h"
 
 namespace muster {
 
@@ -23,10 +24,14 @@ class Timers {
   // Everything measured since the last call, in ms; running timers go on from zero.
   std::map<std::string, double> TakeMilliseconds();
 
-  // Starts in the constructor, stops in the destructor.
+  // Records the scopes too, from now on; null: not any more.
+  void set_trace(TraceRecorder* trace) { trace_ = trace; }
+
+  // Starts in the constructor, stops in the destructor. `name`: a literal.
   class Scope {
    public:
-    Scope(Timers& timers, std::string name) : timers_(timers), name_(std::move(name)) {
+    Scope(Timers& timers, const char* name)
+        : timers_(timers), name_(name), traced_(timers.trace_, TraceKind::kPart, name) {
       timers_.Start(name_);
     }
     ~Scope() { timers_.Stop(name_); }
@@ -35,7 +40,8 @@ class Timers {
 
    private:
     Timers& timers_;
-    const std::string name_;
+    const char* const name_;
+    const TraceScope traced_;
   };
 
  private:
@@ -45,6 +51,7 @@ class Timers {
     bool running = false;
   };
   Clock* const clock_;
+  TraceRecorder* trace_ = nullptr;
   std::map<std::string, Timer> timers_;
 };
 

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/status/status.h"
+#include "absl/time/time.h"
 #include "common/control/messages.h"
 
 namespace muster {
@@ -17,6 +19,11 @@ class TrainerHost {
   // The step `iteration` of `epoch` is committed. Called by every rank after every step, from one
   // thread; costs a clock read.
   virtual void NoteProgress(int64_t epoch, int64_t iteration) {}
+  // Brings a piece of a trace to the coordinator; blocks until it is there, at most a little longer
+  // than `limit`. Not for the training thread. Errors: of the way, or the coordinator's.
+  virtual absl::Status SendTracePiece(TracePieceMessage /*piece*/, absl::Duration /*limit*/) {
+    return absl::UnimplementedError("nobody takes traces here");
+  }
   // Directives that arrived since the last call, in any order, repeated or not.
   virtual std::vector<Directive> TakeDirectives() = 0;
   // True once a termination signal asked this process to checkpoint and exit.

@@ -17,6 +17,7 @@
 #include "worker/train/job_state.h"
 #include "worker/train/replica_check.h"
 #include "worker/train/step_report.h"
+#include "worker/train/step_trace.h"
 #include "worker/train/train_step.h"
 
 namespace muster {
@@ -32,6 +33,7 @@ class Training {
         data_(std::move(data)),
         agreement_(*options.world, options.host, options.directives_through, options.device),
         timers_(&options.clock),
+        trace_({.state = *state_, .timers = timers_, .host = options.host, .epoch = options.epoch}),
         saver_(*state_, options.host, options.clock, options.epoch),
         log_(state_->spec.training.log_interval),
         eval_options_(EvalScheduleOptionsOf(state_->spec)),
@@ -65,6 +67,7 @@ class Training {
   int64_t Iteration() const { return state_->progress.iteration; }
 
   TrainingResult Result() {
+    trace_.AwaitUpload();
     result_.iteration = Iteration();
     return result_;
   }
@@ -90,6 +93,7 @@ class Training {
         RETURN_IF_ERROR(SkipIteration(data));
         continue;
       }
+      trace_.BeginStep(Iteration() + 1);
       ASSIGN_OR_RETURN(const TrainStepResult step,
                        TrainStep(*state_, data, agreement_, Wish(), timers_));
       // From the first step on that was not skipped.
@@ -101,8 +105,10 @@ class Training {
           FlopsOfBatch(FlopsModelOf(state_->spec, state_->sizes), step.batch.running_batch_size,
                        state_->spec.model.seq_length);
       Report(step);
+      RETURN_IF_ERROR(trace_.EndStep());
       RETURN_IF_ERROR(AfterStep(step));
     }
+    RETURN_IF_ERROR(trace_.EndEarly());
     if (timers_.IsRunning("interval-time")) timers_.Stop("interval-time");
     if (GathersBehindForward()) RETURN_IF_ERROR(ddp().DisableForwardPreHook(/*param_sync=*/true));
     return absl::OkStatus();
@@ -114,6 +120,7 @@ class Training {
                       .signal = step.decision.exit_wish == ExitWish::kSignal,
                       .duration_passed = step.decision.exit_wish == ExitWish::kDuration};
     std::string evaluation_requested;
+    std::optional<Directive> trace_requested;
     for (const Directive& directive : step.directives) {
       const std::string reason =
           absl::StrCat("directive ", directive.number, ": ", directive.reason);
@@ -130,6 +137,9 @@ class Training {
         case Directive::Kind::kCheckpointAndStop:
           inputs.checkpoint_and_stop_requested = reason;
           break;
+        case Directive::Kind::kTrace:
+          trace_requested = directive;  // the newest one counts
+          break;
       }
     }
     if (EvaluateAfterStep(eval_options_, Iteration(), evaluation_requested).evaluate) {
@@ -143,8 +153,12 @@ class Training {
       result_.reason = decision.reason;
       return decision.save ? SaveForGood() : absl::OkStatus();
     }
-    if (decision.save) return Save(decision.reason);
-    return saver_.RetryIsDue() ? Save("again, after a failed save") : absl::OkStatus();
+    if (decision.save) {
+      RETURN_IF_ERROR(Save(decision.reason));
+    } else if (saver_.RetryIsDue()) {
+      RETURN_IF_ERROR(Save("again, after a failed save"));
+    }
+    return trace_requested.has_value() ? trace_.Begin(*trace_requested) : absl::OkStatus();
   }
 
   ExitWish Wish() {
@@ -253,7 +267,9 @@ class Training {
   class PauseInterval {
    public:
     PauseInterval(Training& training, const char* phase)
-        : training_(training), running_(training.timers_.IsRunning("interval-time")) {
+        : training_(training),
+          running_(training.timers_.IsRunning("interval-time")),
+          traced_(training.state_->trace, TraceKind::kPart, phase) {
       if (running_) training_.timers_.Stop("interval-time");
       training_.Phase(phase);
     }
@@ -265,6 +281,7 @@ class Training {
    private:
     Training& training_;
     const bool running_;
+    const TraceScope traced_;
   };
 
   const TrainingOptions& options_;
@@ -272,6 +289,7 @@ class Training {
   const JobData data_;
   StepAgreement agreement_;
   Timers timers_;
+  StepTrace trace_;
   JobSaver saver_;
   TrainingLog log_;
   EvalScheduleOptions eval_options_;

@@ -39,6 +39,7 @@ std::vector<AgentToTrainer> ToTrainerSamples() {
           DirectiveMessage{3, {2, Directive::Kind::kEvaluate, ""}},
           DirectiveMessage{3, {3, Directive::Kind::kStop, "cancel"}},
           DirectiveMessage{3, {4, Directive::Kind::kCheckpointAndStop, "ctrl-C"}},
+          DirectiveMessage{3, {5, Directive::Kind::kTrace, "look", 7}},
           AbortMessage{3, "rank 2 died"},
           ShutdownMessage{"drained"},
           reply};
@@ -76,6 +77,7 @@ std::vector<TrainerToAgent> ToAgentSamples() {
           PublishUniqueIdMessage{2, "beef"},
           set,
           wait,
+          TracePieceMessage{3, 2, 5, 1'000, "{\"rank\":0}\n", true, 60'000},
           FullStep(),
           StepMessage{},
           EvaluationMessage{2, 100, "valid", 1.5, 4.4816890703380645, true},

@@ -8,7 +8,7 @@ namespace {
 TEST(DirectiveLogTest, NumbersHaveNoGaps) {
   DirectiveLog log;
   for (int64_t n = 1; n <= 3; ++n) {
-    EXPECT_EQ(log.Append(Directive::Kind::kEvaluate, "")->number, n);
+    EXPECT_EQ(log.Append({.kind = Directive::Kind::kEvaluate})->number, n);
   }
   const auto after = log.After(1);
   ASSERT_EQ(after.size(), 2u);
@@ -20,7 +20,7 @@ TEST(DirectiveLogTest, NumbersHaveNoGaps) {
 
 TEST(DirectiveLogTest, AppliedNeverGoesBackNorPastTheLast) {
   DirectiveLog log;
-  ASSERT_TRUE(log.Append(Directive::Kind::kStop, "").ok());
+  ASSERT_TRUE(log.Append({.kind = Directive::Kind::kStop}).ok());
   log.Applied(7);
   EXPECT_EQ(log.applied(), 1);
   log.Applied(0);
@@ -30,12 +30,12 @@ TEST(DirectiveLogTest, AppliedNeverGoesBackNorPastTheLast) {
 TEST(DirectiveLogTest, TooManyPendingAreRefusedUntilSomeAreApplied) {
   DirectiveLog log;
   for (int i = 0; i < DirectiveLog::kMaxPending; ++i) {
-    ASSERT_TRUE(log.Append(Directive::Kind::kEvaluate, "").ok());
+    ASSERT_TRUE(log.Append({.kind = Directive::Kind::kEvaluate}).ok());
   }
-  EXPECT_EQ(log.Append(Directive::Kind::kEvaluate, "").status().code(),
+  EXPECT_EQ(log.Append({.kind = Directive::Kind::kEvaluate}).status().code(),
             absl::StatusCode::kResourceExhausted);
   log.Applied(1);
-  EXPECT_TRUE(log.Append(Directive::Kind::kEvaluate, "").ok());
+  EXPECT_TRUE(log.Append({.kind = Directive::Kind::kEvaluate}).ok());
 }
 
 }  // namespace

@@ -340,13 +340,15 @@ TEST_F(JobMachineTest, KillWhileTheCauseIsSoughtSaysWhatWasKnown) {
 
 TEST_F(JobMachineTest, DirectivesNeedAJobThatTrains) {
   job_.Enqueue(now_);
-  EXPECT_EQ(job_.Request(Directive::Kind::kEvaluate, "", now_, &effects_).status().code(),
+  EXPECT_EQ(job_.Request({.kind = Directive::Kind::kEvaluate}, now_, &effects_).status().code(),
             absl::StatusCode::kFailedPrecondition);
 }
 
 TEST_F(JobMachineTest, AppliedDirectivesCountForTheNextEpoch) {
   Run();
-  ASSERT_TRUE(job_.Request(Directive::Kind::kCheckpoint, "asked", now_, &effects_).ok());
+  ASSERT_TRUE(
+      job_.Request({.kind = Directive::Kind::kCheckpoint, .reason = "asked"}, now_, &effects_)
+          .ok());
   EXPECT_EQ(Effects(), "checkpoint#1 ");
   EXPECT_EQ(job_.directives().applied(), 0);
   Step(3, 1);
@@ -379,7 +381,7 @@ class JobWithoutFolderTest : public JobMachineTest {
 
 TEST_F(JobWithoutFolderTest, CheckpointIsRefusedAndCancelJustStops) {
   Run();
-  const auto refused = job_.Request(Directive::Kind::kCheckpoint, "", now_, &effects_);
+  const auto refused = job_.Request({.kind = Directive::Kind::kCheckpoint}, now_, &effects_);
   EXPECT_EQ(refused.status().code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("checkpoint.save"));
   job_.Cancel(CancelMode::kCheckpointAndStop, "", now_, &effects_);

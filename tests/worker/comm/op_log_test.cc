@@ -5,9 +5,12 @@
 
 #include <thread>
 
+#include "absl/strings/str_cat.h"
+
 namespace muster {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -46,6 +49,46 @@ TEST(OpLogTest, KeepsTheNewest) {
   EXPECT_THAT(text, HasSubstr("sequence 9 "));
   EXPECT_THAT(text, Not(HasSubstr("sequence 6 ")));
   EXPECT_THAT(text, Not(HasSubstr("done")));
+}
+
+// Numbers operations from 100 on and notes what it is told.
+struct NotingObserver final : OpObserver {
+  int64_t OpStarted(const Start& start) override {
+    notes.push_back(absl::StrCat("start ", start.group, " ", start.sequence, " ", start.shape.op,
+                                 " ", start.shape.bytes_in, " bytes"));
+    for (const OpTransfer& transfer : start.transfers)
+      notes.push_back(absl::StrCat(transfer.is_send ? "to " : "from ", transfer.peer));
+    return 100 + num++;
+  }
+  void OpFinished(int64_t op) override { notes.push_back(absl::StrCat("end ", op)); }
+  void OpWaited(int64_t op, int64_t begin_ns) override {
+    EXPECT_LE(begin_ns, SteadyNanos());
+    notes.push_back(absl::StrCat("wait ", op));
+  }
+  int num = 0;
+  std::vector<std::string> notes;
+};
+
+TEST(OpLogTest, AnObserverHearsOfWhatStartsWhileItListens) {
+  OpLog log("dp", {4, 5});
+  NotingObserver observer;
+  const int64_t before = log.Start({"barrier"}, kStart);
+  log.Observe(&observer);
+  EXPECT_TRUE(log.observed());
+  const int64_t sum = log.Start({"all_reduce", "float", 8, 0, 32}, kStart);
+  const int64_t messages = log.Start({"send_recv"}, kStart, {{{true, 1, 0, 8}, {false, 1, 1, 8}}});
+  { const OpLog::WaitScope waiting(log, sum); }
+  { const OpLog::WaitScope waiting(log, before); }
+  log.Finish(before, absl::OkStatus(), kStart);
+  log.Finish(sum, absl::OkStatus(), kStart);
+  log.Observe(nullptr);
+  EXPECT_FALSE(log.observed());
+  log.Finish(messages, absl::OkStatus(), kStart);
+  { const OpLog::WaitScope waiting(log, messages); }
+  log.Start({"barrier"}, kStart);
+  EXPECT_THAT(observer.notes,
+              ElementsAre("start dp 1 all_reduce 32 bytes", "start dp 2 send_recv 0 bytes", "to 1",
+                          "from 1", "wait 100", "end 100"));
 }
 
 TEST(OpLogTest, ThreadsMayRecordWhileAnotherDescribes) {

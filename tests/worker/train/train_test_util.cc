@@ -166,6 +166,16 @@ std::vector<Directive> ScriptedHost::TakeDirectives() {
   return it == deliveries.end() ? std::vector<Directive>() : it->second;
 }
 
+absl::Status ScriptedHost::SendTracePiece(TracePieceMessage piece, absl::Duration) {
+  MutexLock lock(&mu_);
+  std::string& part = traces[piece.directive];
+  EXPECT_EQ(piece.offset, static_cast<int64_t>(part.size()));
+  EXPECT_LE(piece.data.size(), kMaxTracePiece);
+  part += piece.data;
+  if (piece.last) whole_traces.insert(piece.directive);
+  return absl::OkStatus();
+}
+
 bool ScriptedHost::ExitSignalReceived() {
   return ++asked_for_ >= signal_before_step.value_or(INT64_MAX);
 }

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -54,6 +55,7 @@ class ScriptedHost final : public TrainerHost {
   void Send(TrainerToAgent message) override;
   std::vector<Directive> TakeDirectives() override;
   bool ExitSignalReceived() override;
+  absl::Status SendTracePiece(TracePieceMessage piece, absl::Duration limit) override;
 
   // The script, written before the run.
   std::map<int64_t, std::vector<Directive>> deliveries;    // step -> what arrives before its end
@@ -70,6 +72,10 @@ class ScriptedHost final : public TrainerHost {
   }
 
   std::vector<TrainerToAgent> messages;  // read after the run
+  // Parts of traces, by directive; `whole` those whose last piece came.
+  std::map<int64_t, std::string> traces;
+  std::set<int64_t> whole_traces;
+
  private:
   Mutex mu_;
   int64_t step_ = 0;       // that TakeDirectives was called for last
