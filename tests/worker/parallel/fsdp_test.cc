@@ -3,6 +3,7 @@
 
 #include "worker/parallel/fsdp.h"
 
+#include <algorithm>
 #include <functional>
 #include <map>
 #include <optional>
@@ -372,6 +373,41 @@ TEST(FsdpTest, LeavesStayAndHaveNoMemoryBetweenPasses) {
     EXPECT_TRUE(at::equal(made_later, before[1]));
     RETURN_IF_ERROR(fsdp->ReleaseParams());
     EXPECT_FALSE(HasMemory(made_later));
+    return absl::OkStatus();
+  });
+}
+
+// A plugin's model that tells nobody about its layers: all of it is the root.
+TEST(FsdpTest, WithoutUnitsTheWholeModelIsGatheredOnceAStep) {
+  RunRanks(2, [&](CommunicatorPtr world) -> absl::Status {
+    auto log = std::make_shared<std::vector<std::string>>();
+    LoggingCommunicator group(world, log);
+    const std::vector<ParameterPtr> params = ToyParams(at::kDouble);
+    for (const ParameterPtr& p : params) p->unit = -1;
+    const std::vector<at::Tensor> before = Values(params);
+    ASSIGN_OR_RETURN(auto fsdp,
+                     FullyShardedDataParallel::Create({params}, Plain(group), FsdpOptions{}));
+    fsdp->ZeroGradBuffer();
+    std::vector<at::Tensor> sums;
+    for (int microbatch = 0; microbatch < 2; ++microbatch) {
+      for (size_t i = 0; i < params.size(); ++i) {
+        params[i]->AwaitGather();
+        EXPECT_TRUE(at::equal(params[i]->data, before[i])) << i;
+        if (microbatch == 0) sums.push_back(at::zeros_like(before[i]));
+        for (const int rank : {0, 1}) sums[i] += Gradient(*params[i], rank, 0, microbatch) / 2;
+        params[i]->AccumulateGrad(Gradient(*params[i], world->rank(), 0, microbatch));
+      }
+      RETURN_IF_ERROR(fsdp->EndBackward(0));
+    }
+    RETURN_IF_ERROR(fsdp->FinishGradSync(0));
+    for (const OwnedShard& shard : fsdp->shards()) {
+      const size_t i = std::find(params.begin(), params.end(), shard.parameter) - params.begin();
+      const at::Tensor expected =
+          sums[i].flatten().narrow(0, shard.in_param.begin, shard.in_param.size());
+      EXPECT_TRUE(at::allclose(shard.grad.flatten(), expected, 1e-13, 1e-13));
+    }
+    const std::string all = "world all_gather 1024", sum = "world reduce_scatter 2048";
+    EXPECT_THAT(*log, ElementsAre(all, sum, sum));
     return absl::OkStatus();
   });
 }
