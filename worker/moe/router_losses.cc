@@ -125,11 +125,21 @@ class SideLosses {
     sum_of_scores_ = BySequence(sum);
   }
 
-  // Choices of each expert by this rank's tokens: (B, E), B = 1 without a loss by sequence.
+  // Choices of each expert by this rank's tokens: (B, E), B = 1 without a loss by sequence. Whole
+  // numbers: their sum does not depend on its order.
   at::Tensor LocalCounts(const at::Tensor& choice) const {
-    const at::Tensor rows =
-        at::zeros({logits_.size(0), config_.num_experts}, counting_.dtype(logits_.dtype()));
-    return BySequence(Masked(rows.scatter_(1, choice, 1))).sum(seq_dim(), false, at::kDouble);
+    const int64_t experts = config_.num_experts;
+    at::Tensor place = choice;  // in the counts, flat
+    if (tokens_.batch > 1) {
+      const at::Tensor row = at::arange(choice.size(0), choice.options()).view({choice.size(0), 1});
+      const at::Tensor sequence =
+          tokens_.seq_major ? row.remainder(tokens_.batch) : row.floor_divide(tokens_.seq);
+      place = choice + sequence * experts;
+    }
+    const at::Tensor each = Masked(at::ones(choice.sizes(), counting_));
+    return at::zeros({tokens_.batch * experts}, counting_)
+        .scatter_add_(0, place.reshape({-1}), each.view({-1}))
+        .view({tokens_.batch, experts});
   }
 
   void StartCounts(const SideLossInput& in) {

@@ -30,8 +30,7 @@ struct ExpertBias {
   at::Tensor counts;  // (num_experts) fp32: tokens routed to each since the step began
 };
 
-// Of one router's global_aux_loss: tokens routed to each expert since the step began, over
-// tp_dp_cp.
+// Of one router's global_aux_loss: this rank's tokens that chose each expert since the step began.
 struct GlobalExpertCounts {
   at::Tensor sum;  // (num_experts); undefined: none yet
   int64_t microbatches = 0;

@@ -276,6 +276,22 @@ TEST(RouterLossesTest, RanksOfASequenceAddUpToTheWhole) {
   }
 }
 
+// Every rank of a sequence weighs by the tokens of all of it.
+TEST(RouterLossesTest, PerTokenModeWeighsByTheTokensOfTheGroup) {
+  for (Case one : Cases()) {
+    if (one.padded || one.config.capacity_factor != 0) continue;
+    SCOPED_TRACE(one.name);
+    const at::Tensor whole = RandomLogits(16, 6, 5).detach().view({8, 2, 6});
+    const std::vector<RankResult> plain = RunLayout(one, {.tp_cp = 2}, whole, {});
+    one.config.per_token_loss = true;
+    const std::vector<RankResult> by_token = RunLayout(one, {.tp_cp = 2}, whole, {});
+    for (size_t rank = 0; rank < 2; ++rank) {
+      EXPECT_LE(LargestDifference(by_token[rank].gradient, plain[rank].gradient * 16), 1e-12);
+      EXPECT_EQ(by_token[rank].logged, plain[rank].logged);
+    }
+  }
+}
+
 // The global loss counts over all ranks; the others only over those of their sequences.
 TEST(RouterLossesTest, GlobalCountsSpanTheReplicas) {
   Case one = {.name = "global", .config = RouterConfig(6, 2)};
