@@ -13,8 +13,10 @@ case "${1:-}" in
     "$BENCH_VENV/bin/python" tests/golden/make_optimizer_goldens.py tests/golden/optimizer/optimizer.json
     "$BENCH_VENV/bin/python" tests/golden/make_muon_goldens.py tests/golden/optimizer/muon.json
     "$BENCH_VENV/bin/python" tests/golden/make_cp_goldens.py tests/golden/context/attention.json
-    "$MEGATRON_VENV/bin/python" -W ignore tests/golden/make_megatron_goldens.py tests/golden/megatron 2>"$LOGS/megatron-goldens.log" ||
-      fail "Megatron-core failed; its output is in $LOGS/megatron-goldens.log"
+    for script in "make_megatron_goldens.py megatron" "make_megatron_moe_goldens.py megatron" "make_moe_goldens.py moe/router.json"; do
+      "$MEGATRON_VENV/bin/python" -W ignore "tests/golden/${script% *}" "tests/golden/${script#* }" 2>"$LOGS/megatron-goldens.log" ||
+        fail "Megatron-core failed; its output is in $LOGS/megatron-goldens.log"
+    done
     ;;
   *) fail "golden takes nothing or 'numbers', not '$1'" ;;
 esac

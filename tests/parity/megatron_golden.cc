@@ -99,7 +99,7 @@ JobSpec GoldenSpec(const MegatronGolden& golden, const std::vector<std::string>&
   const nlohmann::json& c = golden.document["config"];
   const nlohmann::json& adamw = golden.document["adamw"];
   const at::IntArrayRef batch = golden.at("batch").sizes();
-  const nlohmann::json spec = {
+  nlohmann::json spec = {
       {"name", "megatron-golden"},
       {"model",
        {{"num_layers", c["layers"]},
@@ -136,6 +136,12 @@ JobSpec GoldenSpec(const MegatronGolden& golden, const std::vector<std::string>&
       {"evaluation", {{"eval_iters", 0}}},
       {"resources", {{"device", "cpu"}}},
   };
+  if (c.contains("experts")) {
+    spec["model"].update({{"num_experts", c["experts"]},
+                          {"moe_router_topk", c["topk"]},
+                          {"moe_aux_loss_coeff", c["aux_loss_coeff"]},
+                          {"moe_z_loss_coeff", c["z_loss_coeff"]}});
+  }
   const auto text = ApplySetOptions(spec.dump(), settings);
   EXPECT_TRUE(text.ok()) << text.status();
   ParsedSpec parsed = ParseJobSpec(*text);
@@ -253,6 +259,7 @@ std::map<std::string, at::Tensor> FirstGradients(const MegatronGolden& golden,
                                      {.micro_batch_size = golden.at("batch").size(2)});
   EXPECT_TRUE(schedule.ok() && data.ok());
   job.ddp->ZeroGradBuffer();
+  job.experts->SetSideLossScale(1.0 / num_microbatches);
   const auto passes = RunForwardBackward({.schedule = *schedule,
                                           .num_microbatches = num_microbatches,
                                           .forward_step = *job.forward_step,

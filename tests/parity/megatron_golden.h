@@ -1,6 +1,6 @@
-// What tests/golden/make_megatron_goldens.py wrote, and jobs that train the same model on the same
-// batches: the real trainer, ranks as threads, with a model provider that sets the weights and a
-// dataset of the golden's samples.
+// What tests/golden/make_megatron_goldens.py and make_megatron_moe_goldens.py wrote, and jobs that
+// train the same model on the same batches: the real trainer, ranks as threads, with a model
+// provider that sets the weights and a dataset of the golden's samples.
 #pragma once
 
 #include <map>
@@ -20,7 +20,7 @@ struct MegatronGolden {
   std::vector<double> Losses(const std::string& layout) const;
   std::vector<double> GradNorms(const std::string& layout) const;
 };
-// "gpt2" or "llama".
+// "gpt2", "llama" or "moe".
 MegatronGolden LoadMegatronGolden(const std::string& name);
 
 struct GoldenRun {

@@ -1,5 +1,6 @@
 // The trainer against Megatron-core: the same model, weights and batches
-// (tests/golden/make_megatron_goldens.py), its losses, gradient norms, gradients and weights.
+// (tests/golden/make_megatron_goldens.py, make_megatron_moe_goldens.py), its losses, gradient
+// norms, gradients and weights.
 
 #include <algorithm>
 #include <cmath>
@@ -129,8 +130,28 @@ TEST_P(MegatronGoldenTest, Fp64IsAsNearToMegatronAsFp32Rounds) {
   EXPECT_LE(our_norms, kFp32 / 10);
 }
 
-INSTANTIATE_TEST_SUITE_P(MegatronCore, MegatronGoldenTest, testing::Values("gpt2", "llama"),
+INSTANTIATE_TEST_SUITE_P(MegatronCore, MegatronGoldenTest, testing::Values("gpt2", "llama", "moe"),
                          [](const auto& info) { return std::string(info.param); });
+
+const Layout kExpertLayouts[] = {
+    {"one", {"model.moe_token_dispatcher_type=alltoall"}},
+    {"one_allgather", {}},
+    {"ep2",
+     {"resources.world_size=2", "parallel.expert_model_parallel_size=2",
+      "model.moe_token_dispatcher_type=alltoall"}},
+    {"ep2_allgather", {"resources.world_size=2", "parallel.expert_model_parallel_size=2"}},
+    {"tp2_ep2",
+     {"resources.world_size=2", "parallel.tensor_model_parallel_size=2",
+      "parallel.sequence_parallel=true", "parallel.expert_model_parallel_size=2",
+      "parallel.expert_tensor_parallel_size=1", "model.moe_token_dispatcher_type=alltoall"}},
+    {"tp2_ep2_allgather",
+     {"resources.world_size=2", "parallel.tensor_model_parallel_size=2",
+      "parallel.sequence_parallel=true", "parallel.expert_model_parallel_size=2",
+      "parallel.expert_tensor_parallel_size=1"}},
+    {"tp2_ep2_etp2_dp2",
+     {"resources.world_size=4", "parallel.tensor_model_parallel_size=2",
+      "parallel.sequence_parallel=true", "parallel.expert_model_parallel_size=2"}},
+};
 
 class MegatronLayoutTest : public testing::TestWithParam<std::tuple<const char*, Layout>> {};
 
@@ -152,6 +173,13 @@ INSTANTIATE_TEST_SUITE_P(MegatronCore, MegatronLayoutTest,
                          [](const auto& info) {
                            return absl::StrCat(std::get<0>(info.param), "_",
                                                std::get<1>(info.param).name);
+                         });
+
+INSTANTIATE_TEST_SUITE_P(MegatronCoreExperts, MegatronLayoutTest,
+                         testing::Combine(testing::Values("moe"),
+                                          testing::ValuesIn(kExpertLayouts)),
+                         [](const auto& info) {
+                           return std::string(std::get<1>(info.param).name);
                          });
 
 }  // namespace
