@@ -8,6 +8,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mm.h>
 
 #include "common/base/check.h"
 #include "worker/model/linear.h"
@@ -51,15 +52,32 @@ void ForGroups(const at::Tensor& x, const GroupRows& rows, size_t first, size_t 
   }
 }
 
-// `product` of each group's rows, one below the other: (R, width).
-at::Tensor GroupedProduct(
-    const at::Tensor& x, const GroupRows& rows, int64_t width,
-    const std::function<at::Tensor(const at::Tensor& rows, size_t group)>& product) {
-  if (rows.size() == 1) return product(x, 0);
+// The faster library for the CPU (gemm.h) gives its result as a tensor of its own.
+bool WritesElsewhere(const at::Tensor& x) { return x.is_cpu() && x.scalar_type() != at::kDouble; }
+
+// x (n, k), w (k, m), bias (m) or undefined -> y (n, m).
+void Product(const at::Tensor& x, const at::Tensor& w, const at::Tensor& bias,
+             const at::Tensor& y) {
+  if (WritesElsewhere(x)) {
+    y.copy_(GemmNT(x, w.t(), bias));
+    return;
+  }
+  at::Tensor out = y;
+  at::mm_out(out, x, w);
+  if (bias.defined()) out.add_(bias);
+}
+
+// Each group's rows of x through Product, one below the other: (R, m). `matrix`: (k, m) of a group.
+at::Tensor GroupedProduct(const at::Tensor& x, const GroupRows& rows, int64_t width,
+                          const std::function<at::Tensor(size_t group)>& matrix,
+                          const std::vector<at::Tensor>& biases) {
+  if (rows.size() == 1 && WritesElsewhere(x))
+    return GemmNT(x, matrix(0).t(), biases.empty() ? at::Tensor() : biases[0]);
   const at::Tensor y = at::empty({x.size(0), width}, x.options().requires_grad(false));
   ForGroups(x, rows, 0, rows.size(), [&](const Group& g) {
     if (g.count == 0) return;
-    y.narrow(0, g.begin, g.count).copy_(product(x.narrow(0, g.begin, g.count), g.index));
+    Product(x.narrow(0, g.begin, g.count), matrix(g.index),
+            biases.empty() ? at::Tensor() : biases[g.index], y.narrow(0, g.begin, g.count));
   });
   return y;
 }
@@ -69,16 +87,14 @@ at::Tensor GroupedProduct(
 at::Tensor GroupedGemmNT(const at::Tensor& x, const GroupRows& rows,
                          const std::vector<at::Tensor>& matrices,
                          const std::vector<at::Tensor>& biases) {
-  return GroupedProduct(x, rows, matrices[0].size(0), [&](const at::Tensor& part, size_t group) {
-    return GemmNT(part, matrices[group], biases.empty() ? at::Tensor() : biases[group]);
-  });
+  const auto transposed = [&](size_t group) { return matrices[group].t(); };
+  return GroupedProduct(x, rows, matrices[0].size(0), transposed, biases);
 }
 
 at::Tensor GroupedGemmNN(const at::Tensor& x, const GroupRows& rows,
                          const std::vector<at::Tensor>& matrices) {
-  return GroupedProduct(x, rows, matrices[0].size(1), [&](const at::Tensor& part, size_t group) {
-    return GemmNN(part, matrices[group]);
-  });
+  const auto as_it_is = [&](size_t group) { return matrices[group]; };
+  return GroupedProduct(x, rows, matrices[0].size(1), as_it_is, {});
 }
 
 std::vector<at::Tensor> GroupedWeightGrads(const at::Tensor& a, const at::Tensor& b,
