@@ -7,16 +7,7 @@ namespace {
 
 constexpr double kIndexBytes = 8;
 
-}  // namespace
-
-void LayerWalk::Exchange(double from, double to) {
-  tape_.Take(Rows(to));
-  tape_.Give(Rows(from));
-}
-
 // Scores of a token for each expert: logits, weights and the choice; the side losses keep more.
-namespace {
-
 struct RouterBytes {
   double kept = 0, alive = 0;  // until the backward pass; until the end of the layer
 };
@@ -34,6 +25,11 @@ RouterBytes RouterBytesOf(const ModelSpec& m, double tokens, double logit, doubl
 }
 
 }  // namespace
+
+void LayerWalk::Exchange(double from, double to) {
+  tape_.Take(Rows(to));
+  tape_.Give(Rows(from));
+}
 
 void LayerWalk::RouterForward() {
   const double tokens = expert_rows_.tokens, experts = static_cast<double>(*m_.num_experts);
@@ -74,7 +70,7 @@ void LayerWalk::MoeForward() {
   const bool sorts = rows.ranks > 1 && rows.local_experts > 1;
   const bool gathers = rows.ranks > 1 && m_.moe_token_dispatcher_type == "allgather";
   const double everyone = rows.ranks * rows.tokens;
-  double width = Rows(1);
+  const double width = h_ * e_;
   if (gathers) {
     const double experts = static_cast<double>(*m_.num_experts);
     const double gathered = everyone * (h_ * e_ + experts * (router_e_ + 1));
@@ -88,7 +84,6 @@ void LayerWalk::MoeForward() {
     if (sorts) t.Touch(Rows(rows.received));
   }
   ExpertsForward();
-  width = h_ * e_;
   const double wide = std::max(width, h_ * router_e_);  // sums are taken in the weights' type
   if (gathers) {
     t.Take(everyone * width);
