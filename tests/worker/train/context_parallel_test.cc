@@ -1,5 +1,7 @@
 // Jobs whose sequences are spread over context-parallel ranks train as one process does.
 
+#include <algorithm>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -112,6 +114,31 @@ TEST_F(ContextParallelTest, EvaluationsAreThoseOfOneProcess) {
   for (size_t i = 0; i < one.size(); ++i) {
     EXPECT_EQ(many[i].iteration, one[i].iteration);
     EXPECT_NEAR(many[i].lm_loss, one[i].lm_loss, 1e-10);
+  }
+}
+
+// Nothing that a rank keeps grows with the whole sequence: all but the model falls as 1 / cp.
+TEST_F(ContextParallelTest, MemoryOfARankFallsWithItsShareOfTheSequence) {
+  const auto peak = [&](int cp, const char* comm_type) {
+    const auto ranks = RunJob(root_.Spec(
+        Layout(cp, cp,
+               {absl::StrCat("parallel.cp_comm_type=", comm_type), "data.dataset_provider=mock",
+                "data.data_path=[]", "data.split=100,0,0", "model.seq_length=2048",
+                "training.micro_batch_size=1", "training.global_batch_size=1",
+                "training.train_iters=1", "model.num_attention_heads=4"})));
+    int64_t bytes = 0;
+    for (const RankRun& rank : ranks) {
+      EXPECT_TRUE(rank.status.ok()) << rank.status;
+      bytes = std::max(bytes, rank.peak_memory_bytes);
+    }
+    return static_cast<double>(bytes);
+  };
+  const double one = peak(1, "p2p");
+  ASSERT_GT(one, 2e6);
+  for (const char* comm_type : {"p2p", "all_gather", "a2a"}) {
+    SCOPED_TRACE(comm_type);
+    EXPECT_LT(peak(2, comm_type), 0.65 * one);
+    EXPECT_LT(peak(4, comm_type), 0.4 * one);
   }
 }
 
