@@ -217,7 +217,7 @@ void PrintSummary(const TraceFile& file, const Wanted& wanted, int64_t directive
   PrintRanks(file);
   PrintWaits(file);
   for (const std::string& note : notes) std::cout << "\nnote: " << note << "\n";
-  std::cout << "\nopen it in chrome://tracing or https://ui.perfetto.dev\n";
+  std::cout << "\nopen it in https://ui.perfetto.dev (or chrome://tracing)\n";
 }
 
 // Writes aside and renames: the file is whole or not there.

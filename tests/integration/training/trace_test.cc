@@ -27,17 +27,17 @@ class TraceTest : public ::testing::Test {
   std::string Start(const char* dimension) {
     json spec = SmallSpec(2, 1'000'000);
     spec["parallel"][dimension] = 2;
+    spec["model"]["num_layers"] = kNumLayers;
     const std::string job = cluster_.Submit(spec);
     EXPECT_NE(job, "") << cluster_.last_error;
     EXPECT_TRUE(cluster_.WaitForIteration(job, 1)) << cluster_.last_error;
-    num_layers_ = spec["model"]["num_layers"];
     return job;
   }
   json Load() { return json::parse(std::ifstream(file_)); }
 
   Cluster cluster_;
   const std::string file_ = cluster_.folder() / "trace.json";
-  int num_layers_ = 0;
+  static constexpr int kNumLayers = 2;
 };
 
 TEST_F(TraceTest, TheFileHoldsEveryPassLayerAndMessageOfAllRanks) {
@@ -64,9 +64,11 @@ TEST_F(TraceTest, TheFileHoldsEveryPassLayerAndMessageOfAllRanks) {
     const std::string category = event.value("cat", "");
     if (category == "layer") {
       const json& args = event["args"];
-      layers.insert({args["iteration"], args["layer"], args["pass"]});
+      layers.emplace(args["iteration"].get<int64_t>(), args["layer"].get<int64_t>(),
+                     args["pass"].get<std::string>());
     } else if (category == "message") {
-      (event["ph"] == "s" ? sent : received)[event["id"]] = {event["pid"], event["ts"]};
+      (event["ph"] == "s" ? sent : received)[event["id"]] =
+          std::make_pair(event["pid"].get<int>(), event["ts"].get<double>());
     } else if (category == "communication") {
       EXPECT_EQ(event["args"]["ranks"].size(), 2u) << event;
       EXPECT_TRUE(event["args"]["group"].is_string()) << event;
@@ -77,12 +79,12 @@ TEST_F(TraceTest, TheFileHoldsEveryPassLayerAndMessageOfAllRanks) {
   }
   EXPECT_EQ(processes, std::set<int>({0, 1}));
   for (const int64_t iteration : {first, first + 1}) {
-    for (int64_t layer = 0; layer < num_layers_; ++layer) {
+    for (int64_t layer = 0; layer < kNumLayers; ++layer) {
       for (const char* pass : {"forward", "backward"})
         EXPECT_TRUE(layers.contains({iteration, layer, pass})) << iteration << " " << layer;
     }
   }
-  EXPECT_EQ(layers.size(), 2u * 2 * num_layers_);
+  EXPECT_EQ(layers.size(), 2u * 2 * kNumLayers);
   ASSERT_FALSE(sent.empty());
   EXPECT_EQ(sent.size(), received.size());
   const double bound = trace["otherData"]["clock_error_us"];
