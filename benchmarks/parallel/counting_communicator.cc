@@ -50,7 +50,14 @@ class CountingCommunicator final : public Communicator {
   }
   WorkPtr AllToAll(at::Tensor output, at::Tensor input, std::vector<int64_t> output_splits,
                    std::vector<int64_t> input_splits) override {
-    Count("all_to_all", Share(input));
+    // Rows that stay here are not sent.
+    const int64_t rows = input.size(0);
+    const double sent = input_splits.empty() || rows == 0
+                            ? Share(input)
+                            : static_cast<double>(input.nbytes()) *
+                                  static_cast<double>(rows - input_splits[rank()]) /
+                                  static_cast<double>(rows);
+    Count("all_to_all", sent);
     return Timed(inner_->AllToAll(std::move(output), std::move(input), std::move(output_splits),
                                   std::move(input_splits)));
   }

@@ -1,35 +1,15 @@
 """The peer: the same model under PyTorch's DistributedDataParallel on gloo. Usage: torchrun ... peer_ddp.py BATCH_PER_RANK STEPS.
 Rank 0 prints a JSON line with the seconds of each step."""
 import json
-import os
 import sys
 import time
 
 import torch
 import torch.distributed as dist
-import torch.nn as nn
-import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "train_single"))
-from peer_torch import Gpt  # noqa: E402
-
-from layouts import MODEL  # noqa: E402
-
-
-class UntiedGpt(Gpt):
-    def __init__(self):
-        super().__init__(MODEL["layers"], MODEL["hidden"], MODEL["heads"], MODEL["vocab"], MODEL["seq"])
-        self.output = nn.Linear(MODEL["hidden"], MODEL["vocab"], bias=False)
-        nn.init.normal_(self.output.weight, std=0.02)
-
-    def forward(self, tokens, labels):
-        x = self.words(tokens) + self.positions(torch.arange(tokens.shape[1]))
-        for layer in self.layers:
-            x = layer(x)
-        logits = self.output(self.norm(x))
-        return F.cross_entropy(logits.view(-1, logits.shape[-1]), labels.reshape(-1))
-
+from layouts import MODEL
+from models import UntiedGpt
 
 batch, steps = int(sys.argv[1]), int(sys.argv[2])
 torch.set_num_threads(1)

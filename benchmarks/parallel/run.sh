@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# tokens/s of 2 and 4 CPU workers in every parallel layout, beside PyTorch DDP and Megatron-core; bubble, bytes moved, memory
-# MUSTER_BENCH_WORLDS="2 4", MUSTER_BENCH_ROUNDS=2 rounds of MUSTER_BENCH_STEPS=8 steps, MUSTER_BENCH_PARTS="speed bubble bytes memory"
+# tokens/s of 2 and 4 CPU workers in every parallel layout, beside PyTorch DDP, FSDP2 and Megatron-core; shared memory, bubble, bytes, memory
+# MUSTER_BENCH_WORLDS="2 4", MUSTER_BENCH_ROUNDS=2 rounds of MUSTER_BENCH_STEPS=8 steps,
+# MUSTER_BENCH_PARTS="speed shared_memory bubble bytes memory", MUSTER_BENCH_LAYOUTS=part of a layout's name
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 . .ci/common.sh
