@@ -69,16 +69,14 @@ at::Tensor Experts::Forward(const Dispatched& rows) const {
 at::Tensor SequentialExperts(const at::Tensor& x, const at::Tensor& probs,
                              const std::vector<int64_t>& rows_per_expert,
                              const std::vector<ExpertWeights>& experts, bool swiglu) {
+  // Split at once: the backward pass puts the parts together once, where slices would each be a
+  // whole.
+  const std::vector<at::Tensor> parts = x.split_with_sizes(rows_per_expert);
+  std::vector<at::Tensor> weights(experts.size());
+  if (probs.defined()) weights = probs.split_with_sizes(rows_per_expert);
   std::vector<at::Tensor> outputs;
-  int64_t begin = 0;
-  for (size_t e = 0; e < experts.size(); ++e) {
-    const int64_t count = rows_per_expert[e];
-    outputs.push_back(OneExpert(x.narrow(0, begin, count),
-                                probs.defined() ? probs.narrow(0, begin, count) : probs, experts[e],
-                                swiglu));
-    begin += count;
-  }
-  MUSTER_CHECK(begin == x.size(0));
+  for (size_t e = 0; e < experts.size(); ++e)
+    outputs.push_back(OneExpert(parts[e], weights[e], experts[e], swiglu));
   return outputs.size() == 1 ? outputs[0] : at::cat(outputs);
 }
 
