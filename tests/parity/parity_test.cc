@@ -6,39 +6,10 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "tests/parity/parity_run.h"
+#include "tests/parity/parity_settings.h"
 
 namespace muster {
 namespace {
-
-Settings World(int size) { return {absl::StrCat("resources.world_size=", size)}; }
-Settings Tp(int size) { return {absl::StrCat("parallel.tensor_model_parallel_size=", size)}; }
-Settings Pp(int size) { return {absl::StrCat("parallel.pipeline_model_parallel_size=", size)}; }
-Settings Vpp(int chunks) {
-  return {absl::StrCat("parallel.virtual_pipeline_model_parallel_size=", chunks)};
-}
-Settings PipelineLayout(const char* layout) {
-  return {absl::StrCat("parallel.pipeline_model_parallel_layout=", layout)};
-}
-Settings Instances(int n) {
-  return {absl::StrCat("parallel.num_distributed_optimizer_instances=", n)};
-}
-const Settings kSequenceParallel = {"parallel.sequence_parallel=true"};
-const Settings kDistributedOptimizer = {"parallel.use_distributed_optimizer=true"};
-const Settings kOverlapGradReduce = {"parallel.overlap_grad_reduce=true",
-                                     "parallel.ddp_bucket_size=5000"};
-const Settings kOverlapAll = kOverlapGradReduce + Settings{"parallel.overlap_param_gather=true"};
-const Settings kNotAligned = {"parallel.align_grad_reduce=false",
-                              "parallel.align_param_gather=false"};
-const Settings kPartial = {"training.num_microbatches_with_partial_activation_checkpoints=1"};
-const Settings kUntied = {"model.untie_embeddings_and_output_weights=true"};
-
-// Rotary positions, RMS norms, SwiGLU, grouped queries, no biases, untied.
-const Settings kLlama = kUntied + Settings{"model.position_embedding_type=rope",
-                                           "model.normalization=RMSNorm",
-                                           "model.swiglu=true",
-                                           "model.num_query_groups=2",
-                                           "model.add_bias_linear=false",
-                                           "model.qk_layernorm=true"};
 
 TEST(ParityTest, DataParallel) {
   ExpectParity({}, {{"dp2", World(2)},
