@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/status.h"
 #include "worker/comm/shm_arena.h"
 
 namespace muster {
@@ -38,7 +39,7 @@ class SmallAllReduce final : public ShmCollective {
  public:
   SmallAllReduce(int rank, int size, char* data, const ShmReduction& reduction)
       : ShmCollective(rank, size), data_(data), reduction_(reduction) {
-    AddPipelined(0, 1);
+    AddPipelined(0, 0, 1);
   }
   void Write(const ShmStep&, char* round) override {
     Copy(round, data_, reduction_.count * reduction_.element_size);
@@ -129,7 +130,7 @@ class ReduceScatter final : public ShmCollective {
         input_(input),
         reduction_(reduction),
         piece_(PieceElements(reduction.count, size, reduction.element_size)) {
-    AddPipelined(0, NumChunks(reduction.count, piece_));
+    AddPipelined(0, 0, NumChunks(reduction.count, piece_));
   }
   void Write(const ShmStep& step, char* round) override {
     const Range part = Part(step.chunk);
@@ -166,7 +167,7 @@ class AllGather final : public ShmCollective {
  public:
   AllGather(int rank, int size, char* output, const char* input, int64_t bytes)
       : ShmCollective(rank, size), output_(output), input_(input), bytes_(bytes) {
-    AddPipelined(0, NumChunks(bytes, kRoundBytes));
+    AddPipelined(0, 0, NumChunks(bytes, kRoundBytes));
   }
   void Write(const ShmStep& step, char* round) override {
     const Range part = Part(step.chunk);
@@ -193,8 +194,8 @@ class AllGather final : public ShmCollective {
   const int64_t bytes_;
 };
 
-// First everybody tells how much it sends to whom: the longest of all pairs gives the number of
-// rounds.
+// The first round begins with what each sends to whom: the longest of all pairs
+// gives the number of rounds. The first bytes travel in the same round.
 class AllToAll final : public ShmCollective {
  public:
   AllToAll(int rank, int size, char* output, const char* input, std::vector<int64_t> received,
@@ -204,34 +205,32 @@ class AllToAll final : public ShmCollective {
         input_(input),
         received_(std::move(received)),
         sent_(std::move(sent)),
-        piece_(kRoundBytes / size / 64 * 64) {
-    AddPipelined(kCounts, 1);
+        piece_((kRoundBytes - kCountsBytes) / size / 64 * 64) {
+    AddPipelined(0, 0, 1);
   }
 
   void Write(const ShmStep& step, char* round) override {
-    if (step.phase == kCounts) {
-      std::memcpy(round, sent_.data(), size_ * sizeof(int64_t));
-      return;
-    }
+    if (step.chunk == 0) std::memcpy(round, sent_.data(), size_ * sizeof(int64_t));
     for (int m = 0; m < size_; ++m) {
       const Range part = Part(step.chunk, sent_[m]);
-      if (m != rank_)
-        Copy(round + m * piece_, input_ + Before(sent_, m) + part.begin, part.count());
+      if (m == rank_) continue;
+      Copy(round + kCountsBytes + m * piece_, input_ + Before(sent_, m) + part.begin, part.count());
     }
   }
 
   absl::Status Read(const ShmStep& step, const std::vector<const char*>& rounds) override {
-    if (step.phase == kCounts) return ReadCounts(rounds);
+    if (step.chunk == 0) RETURN_IF_ERROR(ReadCounts(rounds));
     for (int i = 1; i < size_; ++i) {
       const int m = (rank_ + i) % size_;
       const Range part = Part(step.chunk, received_[m]);
-      Copy(output_ + Before(received_, m) + part.begin, rounds[m] + rank_ * piece_, part.count());
+      Copy(output_ + Before(received_, m) + part.begin, rounds[m] + kCountsBytes + rank_ * piece_,
+           part.count());
     }
     return absl::OkStatus();
   }
 
  private:
-  enum Phase { kCounts, kData };
+  static constexpr size_t kCountsBytes = kMaxShmRanks * sizeof(int64_t);
 
   absl::Status ReadCounts(const std::vector<const char*>& rounds) {
     int64_t longest = 0;
@@ -247,7 +246,7 @@ class AllToAll final : public ShmCollective {
       longest = std::max(longest, *std::max_element(theirs.begin(), theirs.end()));
     }
     Copy(output_ + Before(received_, rank_), input_ + Before(sent_, rank_), sent_[rank_]);
-    AddPipelined(kData, NumChunks(longest, piece_));
+    AddPipelined(0, 1, NumChunks(longest, piece_));
     return absl::OkStatus();
   }
 
@@ -268,7 +267,7 @@ class Broadcast final : public ShmCollective {
  public:
   Broadcast(int rank, int size, char* data, int64_t bytes, int root)
       : ShmCollective(rank, size), data_(data), bytes_(bytes), root_(root) {
-    AddPipelined(0, NumChunks(bytes, kRoundBytes));
+    AddPipelined(0, 0, NumChunks(bytes, kRoundBytes));
   }
   bool ReadsFrom(int member) const override { return member == root_ && rank_ != root_; }
   void Write(const ShmStep& step, char* round) override {
@@ -292,7 +291,7 @@ class Broadcast final : public ShmCollective {
 
 class Barrier final : public ShmCollective {
  public:
-  Barrier(int rank, int size) : ShmCollective(rank, size) { AddPipelined(0, 1); }
+  Barrier(int rank, int size) : ShmCollective(rank, size) { AddPipelined(0, 0, 1); }
   void Write(const ShmStep&, char*) override {}
   absl::Status Read(const ShmStep&, const std::vector<const char*>&) override {
     return absl::OkStatus();
@@ -301,10 +300,10 @@ class Barrier final : public ShmCollective {
 
 }  // namespace
 
-void ShmCollective::AddPipelined(int phase, int64_t num_chunks) {
-  if (num_chunks > 0) Add(ShmStep::kWrite, phase, 0);
-  for (int64_t chunk = 0; chunk < num_chunks; ++chunk) {
-    if (chunk + 1 < num_chunks) Add(ShmStep::kWrite, phase, chunk + 1);
+void ShmCollective::AddPipelined(int phase, int64_t begin, int64_t end) {
+  if (begin < end) Add(ShmStep::kWrite, phase, begin);
+  for (int64_t chunk = begin; chunk < end; ++chunk) {
+    if (chunk + 1 < end) Add(ShmStep::kWrite, phase, chunk + 1);
     Add(ShmStep::kRead, phase, chunk);
   }
 }

@@ -41,7 +41,7 @@ class ShmCollective {
  protected:
   void Add(ShmStep::Kind kind, int phase, int64_t chunk) { steps.push_back({kind, phase, chunk}); }
   // Chunk by chunk: written one ahead of being read.
-  void AddPipelined(int phase, int64_t num_chunks);
+  void AddPipelined(int phase, int64_t begin, int64_t end);
 
   const int rank_, size_;
 };

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #endif
 
@@ -109,6 +110,11 @@ template <class T, class Op>
 [[gnu::target("avx2")]] void PairAvx2(T* out, const T* a, const T* b, size_t count) {
   Pair<T, Op>(out, a, b, count);
 }
+bool HasF16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+
 template <class Op>
 [[gnu::target("avx2,f16c")]] void PairAvx2Half(Half* out, const Half* a, const Half* b,
                                                size_t count) {
@@ -130,7 +136,7 @@ void Two(T* out, const T* a, const T* b, size_t count) {
 #if defined(__x86_64__)
   static const bool avx2 = __builtin_cpu_supports("avx2");
   if constexpr (std::is_same_v<T, Half>) {
-    static const bool f16c = __builtin_cpu_supports("f16c");
+    static const bool f16c = HasF16c();
     if (avx2 && f16c) return PairAvx2Half<Op>(out, a, b, count);
   } else {
     if (avx2) return PairAvx2<T, Op>(out, a, b, count);
