@@ -1,6 +1,7 @@
 #include "worker/train/trace_json.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -135,8 +136,13 @@ class Writer {
   void AssignGroupTracks() {
     tracks_.assign(data_.events.size(), 0);
     int next = kFirstGroup;
-    for (size_t g = 0; g < data_.groups.size(); ++g) {
-      group_names_.push_back(GroupName(data_.groups[g]));
+    for (const TraceGroup& group : data_.groups) group_names_.push_back(GroupName(group));
+    // By name, so that all ranks have them in the same order.
+    std::vector<size_t> order(data_.groups.size());
+    std::iota(order.begin(), order.end(), size_t{0});
+    std::stable_sort(order.begin(), order.end(),
+                     [this](size_t a, size_t b) { return group_names_[a] < group_names_[b]; });
+    for (const size_t g : order) {
       std::vector<size_t> ops;
       for (size_t i = 0; i < data_.events.size(); ++i) {
         const TraceEvent& event = data_.events[i];
@@ -156,7 +162,7 @@ class Writer {
         used = std::max(used, lanes[k] + 1);
       }
       for (int lane = 0; lane < used; ++lane) {
-        NameTrack(next + lane, absl::StrCat("group ", group_names_.back(),
+        NameTrack(next + lane, absl::StrCat("group ", group_names_[g],
                                             lane == 0 ? "" : absl::StrCat(" (", lane + 1, ")")));
       }
       next += used;
