@@ -104,7 +104,7 @@ class Bench {
     MUSTER_CHECK(rng.ok());
     model_ =
         std::make_unique<GptModel>(config, GptModel::Placement{.num_layers = config.num_layers},
-                                   TensorParallel{}, *rng, arguments.device, arguments.dtype);
+                                   GptModel::Groups{}, *rng, arguments.device, arguments.dtype);
     auto ddp = DistributedDataParallel::Create({model_->parameters()}, DdpGroups::Of(parallel_),
                                                {.grad_reduce_in_fp32 = true});
     MUSTER_CHECK(ddp.ok());

@@ -53,7 +53,7 @@ TransformerConfig LlamaLike() {
 
 Training Train(const TransformerConfig& config, const Case& where, int steps) {
   auto rng = RngTracker::Create(7, {}, false, where.device.is_cuda());
-  GptModel model(config, GptModel::Placement{.num_layers = config.num_layers}, TensorParallel{},
+  GptModel model(config, GptModel::Placement{.num_layers = config.num_layers}, GptModel::Groups{},
                  *rng, where.device, where.dtype);
   // Weights that all types hold exactly.
   CopyParameters(MakeModel(config, at::kBFloat16)->parameters(), model.parameters());

@@ -141,7 +141,7 @@ TEST(RecomputeTest, LaterStageSendsTheSameGradientBack) {
                     .layer_offset = 2,
                     .num_layers = 2,
                     .seq_major = true},
-                   TensorParallel{}, rng, at::kCPU, at::kFloat);
+                   GptModel::Groups{}, rng, at::kCPU, at::kFloat);
     const at::Tensor input = RandomLeaf({8, 2, config.hidden_size}, 3, at::kFloat);
     const at::Tensor output = stage.Forward(Batch{}, input);
     output.backward(RandomLeaf(output.sizes(), 4, at::kFloat).detach());
