@@ -287,10 +287,14 @@ class Writer {
     absl::StrAppend(&text_, "{\"ph\":\"", message.is_send ? "s" : "f", "\",\"pid\":", head_.rank,
                     ",\"tid\":", tracks_[message.op],
                     ",\"ts\":", Micros(message.is_send ? start : std::max(start, end - 1)),
-                    message.is_send ? "" : ",\"bp\":\"e\"", ",\"id\":\"0x", absl::Hex(id),
-                    "\",\"name\":\"message\",\"cat\":\"message\",\"args\":{\"from\":", from,
-                    ",\"to\":", to, ",\"channel\":", message.channel,
-                    ",\"bytes\":", message.bytes_in, "}}\n");
+                    ",\"id\":\"0x", absl::Hex(id), "\",\"name\":\"message\",\"cat\":\"message\"");
+    // A viewer wants the arguments once, and the arrow's head at what encloses it.
+    if (message.is_send) {
+      absl::StrAppend(&text_, ",\"args\":{\"from\":", from, ",\"to\":", to,
+                      ",\"channel\":", message.channel, ",\"bytes\":", message.bytes_in, "}}\n");
+    } else {
+      absl::StrAppend(&text_, ",\"bp\":\"e\"}\n");
+    }
   }
 
   const TraceHead& head_;

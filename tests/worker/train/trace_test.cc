@@ -150,7 +150,7 @@ TEST(TraceLinesTest, WaitsForThePipelineBetweenPassesAreBubbles) {
   const std::vector<json> arrows = OfCategory(events, "message");
   ASSERT_EQ(arrows.size(), 1u);
   EXPECT_EQ(arrows[0]["ph"], "f");
-  EXPECT_EQ(arrows[0]["args"]["from"], 1);
+  EXPECT_EQ(arrows[0]["bp"], "e");
   const std::vector<json> ops = OfCategory(events, "communication");
   EXPECT_EQ(ops[1]["args"]["ranks"], json({0, 2}));
   EXPECT_EQ(ops[1]["args"]["bytes"], 64);
@@ -175,6 +175,7 @@ TEST(TraceLinesTest, BothEndsOfAMessageHaveOneName) {
   };
   const json start = arrow(4, sender), end = arrow(6, receiver);
   EXPECT_EQ(start["ph"], "s");
+  EXPECT_EQ(start["args"], json({{"from", 4}, {"to", 6}, {"channel", 0}, {"bytes", 0}}));
   EXPECT_EQ(end["ph"], "f");
   EXPECT_EQ(start["id"], end["id"]);
   EXPECT_NE(start["id"], arrow(5, receiver)["id"]);
