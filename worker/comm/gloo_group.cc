@@ -1,12 +1,8 @@
 #include "worker/comm/gloo_group.h"
 
-#include <ATen/ATen.h>
 #include <ATen/core/ivalue.h>
 #include <unistd.h>
 
-#include <atomic>
-#include <cstdlib>
-#include <cstring>
 #include <thread>
 #include <utility>
 
@@ -16,29 +12,13 @@
 #include "absl/time/clock.h"
 #include "common/base/status.h"
 #include "common/runtime/log.h"
+#include "worker/comm/gloo_lingering.h"
+#include "worker/comm/gloo_running.h"
 #include "worker/comm/gloo_store.h"
 #include "worker/comm/ready_work.h"
 
 namespace muster {
 namespace {
-
-// Threads that form or free a group. A process that ends while one is inside libtorch would crash
-// in its static destructors, so exit waits for them, for a while.
-std::atomic<int> num_lingering{0};
-
-void WaitAtExit() {
-  for (int i = 0; i < 200 && num_lingering > 0; ++i) absl::SleepFor(absl::Milliseconds(5));
-}
-
-class Lingering {
- public:
-  Lingering() {
-    static const int registered = std::atexit(WaitAtExit);
-    (void)registered;
-    ++num_lingering;
-  }
-  ~Lingering() { --num_lingering; }
-};
 
 // FNV-1a: the same on all ranks and builds, unlike std::hash.
 uint64_t Fingerprint(absl::string_view text) {
@@ -65,8 +45,6 @@ absl::StatusCode CodeOf(const std::string& gloo_message) {
 }
 
 }  // namespace
-
-int NumLingeringGlooGroups() { return num_lingering; }
 
 std::shared_ptr<GlooGroup> GlooFamily::FindOrMake(const std::string& name,
                                                   const std::vector<int>& ranks, int rank) {
@@ -100,18 +78,6 @@ void GlooFamily::RetireAll() {
   for (const auto& group : groups) group->Retire();
 }
 
-struct GlooGroup::Running {
-  int64_t sequence = 0;
-  Operation operation;    // emptied when done, which frees its tensors
-  bool internal = false;  // a check, which the log does not show
-  absl::Duration deadline;
-  // Guarded by the state's mutex.
-  Works works;
-  int num_left = 0;
-  bool done = false;
-  CondVar changed;
-};
-
 class GlooGroup::Handle final : public Work {
  public:
   Handle(std::shared_ptr<GlooGroup> group, RunningPtr running)
@@ -141,7 +107,8 @@ GlooGroup::GlooGroup(std::string name, std::vector<int> ranks, int rank,
 // still joins gloo's threads, and this may be one of them: another thread does it.
 GlooGroup::~GlooGroup() {
   if (backend_ == nullptr) return;
-  std::thread([backend = std::move(backend_), lingering = std::make_unique<Lingering>()]() mutable {
+  std::thread([backend = std::move(backend_),
+               lingering = std::make_unique<LingeringGlooGroup>()]() mutable {
     backend.reset();
   }).detach();
 }
@@ -170,7 +137,7 @@ void GlooGroup::StartForming() {
 void GlooGroup::StartFormingLocked() {
   if (forming_ || retired_) return;
   forming_ = true;
-  std::thread([self = shared_from_this(), lingering = std::make_unique<Lingering>()] {
+  std::thread([self = shared_from_this(), lingering = std::make_unique<LingeringGlooGroup>()] {
     self->Form();
   }).detach();
 }
@@ -254,79 +221,6 @@ void GlooGroup::DispatchLocked(const RunningPtr& running) {
   unchecked_.push_back(running);
   if (std::exchange(checking_, true)) return;
   waiters_.Run([self = shared_from_this()] { self->CheckAndIssue(); });
-}
-
-// One collective after the other, so that checks and operations interleave alike on all members.
-void GlooGroup::CheckAndIssue() {
-  for (;;) {
-    RunningPtr running;
-    {
-      MutexLock lock(&issue_mu_);
-      if (unchecked_.empty() || retired_) {
-        checking_ = false;
-        return;
-      }
-      running = std::move(unchecked_.front());
-      unchecked_.pop_front();
-    }
-    if (absl::Status status = CheckAgreement(*running); !status.ok()) {
-      Fail(status);
-      continue;
-    }
-    MutexLock lock(&issue_mu_);
-    if (backend_ != nullptr) IssueLocked(running);
-  }
-}
-
-// Gathers 64 bytes of signature and the all-to-all's counts from all members.
-absl::Status GlooGroup::CheckAgreement(const Running& running) {
-  constexpr int64_t kText = 64;
-  const int64_t num_members = size(), bytes = kText + 2 * 8 * num_members;
-  const Operation& operation = running.operation;
-  at::Tensor mine = at::zeros({bytes}, at::kByte), all = at::empty({num_members, bytes}, at::kByte);
-  auto* const text = reinterpret_cast<char*>(mine.data_ptr());
-  operation.signature.copy(text, kText - 1);
-  for (size_t i = 0; i < operation.sent.size(); ++i) {
-    std::memcpy(text + kText + 8 * i, &operation.sent[i], 8);
-    std::memcpy(text + kText + 8 * (num_members + i), &operation.received[i], 8);
-  }
-  auto check = std::make_shared<Running>();
-  check->sequence = running.sequence;
-  check->deadline = running.deadline;
-  check->internal = true;
-  check->operation.issue = [mine, all](c10d::Backend& gloo) -> Works {
-    at::Tensor out = all.view(-1), in = mine;
-    return {gloo._allgather_base(out, in)};
-  };
-  {
-    MutexLock lock(&issue_mu_);
-    if (backend_ == nullptr) return state_->failure();
-    IssueLocked(check);
-  }
-  RETURN_IF_ERROR(Wait(check));
-  const auto* const data = static_cast<const char*>(all.data_ptr());
-  const auto count = [&](int64_t member, int64_t index) {
-    int64_t value = 0;
-    std::memcpy(&value, data + member * bytes + kText + 8 * index, 8);
-    return value;
-  };
-  for (int a = 0; a < size(); ++a) {
-    const std::string first(data), theirs(data + a * bytes);
-    if (theirs != first) {
-      return Named(running, absl::StatusCode::kInvalidArgument,
-                   absl::StrCat("collective mismatch: rank ", ranks_[a], " started ", theirs,
-                                " where rank ", ranks_[0], " started ", first,
-                                "; all members must issue the same operations in the same order"));
-    }
-    for (int b = 0; b < size(); ++b) {
-      const int64_t sent = count(a, b), expected = count(b, num_members + a);
-      if (sent == expected) continue;
-      return Named(running, absl::StatusCode::kInvalidArgument,
-                   absl::StrCat("rank ", ranks_[a], " sends ", sent, " bytes to rank ", ranks_[b],
-                                ", which expects ", expected));
-    }
-  }
-  return absl::OkStatus();
 }
 
 void GlooGroup::IssueLocked(const RunningPtr& running) {
@@ -439,7 +333,7 @@ void GlooGroup::WaitUntilDrained() {
 }
 
 void GlooGroup::Retire() {
-  std::thread([self = shared_from_this(), lingering = std::make_unique<Lingering>()] {
+  std::thread([self = shared_from_this(), lingering = std::make_unique<LingeringGlooGroup>()] {
     std::shared_ptr<GlooBackend> backend, connecting;
     std::deque<RunningPtr> dropped;
     {
