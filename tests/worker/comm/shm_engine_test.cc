@@ -126,6 +126,44 @@ TEST_F(ShmEngineTest, ManyPendingCollectivesAllEndRight) {
   }
 }
 
+// Several rounds each, all pending at a time.
+TEST_F(ShmEngineTest, EveryKindOfCollectiveMovesWhatItShould) {
+  Make(3);
+  std::atomic<int> wrong{0};
+  constexpr int64_t kCount = 100'000;
+  const auto bytes = [](Numbers& numbers) { return reinterpret_cast<char*>(numbers.data()); };
+  OnAll([&](Rank& me) {
+    ShmGroup* const world = me.World();
+    Numbers mine(kCount, 10 + me.rank), gathered(3 * kCount), shared(kCount, me.rank);
+    Numbers scattered(kCount), out(3 * kCount);
+    // To rank r go r x kCount numbers: 100 x own rank + r.
+    Numbers to_all, from_all(3 * me.rank * kCount);
+    for (int peer = 0; peer < 3; ++peer)
+      to_all.resize(to_all.size() + peer * kCount, 100 * me.rank + peer);
+    for (int64_t i = 0; i < 3 * kCount; ++i) out[i] = i / kCount + me.rank;
+    const ShmReduction sum{FindShmReduce(ShmDtype::kInt64, ShmReduceOp::kSum), 8, kCount};
+    const std::vector<ShmOpPtr> ops = {
+        me.Start(world, "all_gather",
+                 MakeShmAllGather(me.rank, 3, bytes(gathered), bytes(mine), 8 * kCount)),
+        me.Start(world, "broadcast", MakeShmBroadcast(me.rank, 3, bytes(shared), 8 * kCount, 1)),
+        me.Start(world, "all_to_all",
+                 MakeShmAllToAll(me.rank, 3, bytes(from_all), bytes(to_all),
+                                 std::vector<int64_t>(3, 8 * me.rank * kCount),
+                                 {0, 8 * kCount, 16 * kCount})),
+        me.Start(world, "reduce_scatter",
+                 MakeShmReduceScatter(me.rank, 3, bytes(scattered), bytes(out), sum)),
+        me.Start(world, "barrier", MakeShmBarrier(me.rank, 3))};
+    for (const ShmOpPtr& op : ops) wrong += !me.engine->Wait(op).ok();
+    for (int64_t i = 0; i < 3 * kCount; ++i) wrong += gathered[i] != 10 + i / kCount;
+    wrong += shared != Numbers(kCount, 1);
+    wrong += scattered != Numbers(kCount, 3 * me.rank + 3);
+    for (int64_t i = 0; i < 3 * me.rank * kCount; ++i) {
+      wrong += from_all[i] != 100 * (i / (me.rank * kCount)) + me.rank;
+    }
+  });
+  EXPECT_EQ(wrong, 0);
+}
+
 TEST_F(ShmEngineTest, GroupsDoNotHoldEachOtherUp) {
   Make(4);
   std::atomic<int> wrong{0};
