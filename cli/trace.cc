@@ -217,7 +217,7 @@ void PrintSummary(const TraceFile& file, const Wanted& wanted, int64_t directive
   PrintRanks(file);
   PrintWaits(file);
   for (const std::string& note : notes) std::cout << "\nnote: " << note << "\n";
-  std::cout << "\nopen it in https://ui.perfetto.dev (or chrome://tracing)\n";
+  std::cout << "\nopen it in https://ui.perfetto.dev\n";
 }
 
 // Writes aside and renames: the file is whole or not there.
@@ -292,7 +292,7 @@ Command TraceCommand() {
           "rank went: busy, waiting for others, in bubbles (these add up to all of it), and how "
           "much of it some communication was under way; then the longest waits, with the rank that "
           "the others waited for.\n\n"
-          "Open the file in chrome://tracing or https://ui.perfetto.dev. The coordinator keeps the "
+          "Open the file in https://ui.perfetto.dev. The coordinator keeps the "
           "newest trace of a job; --last fetches it again. A trace that is asked for while another "
           "is recorded ends that one with the iterations it has.",
       .min_arguments = 1,
