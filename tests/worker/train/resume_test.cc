@@ -111,6 +111,36 @@ TEST(ResumeTest, DistributedOptimizerThatGathersBehindForward) {
                  "parallel.use_distributed_optimizer=true", "parallel.overlap_grad_reduce=true",
                  "parallel.overlap_param_gather=true", "parallel.ddp_bucket_size=2000"}));
 }
+// The random states of context-parallel ranks differ.
+TEST(ResumeTest, ContextParallel) {
+  ExpectResumeIsExact(With(
+      kDropout, {"training.bf16=true", "resources.world_size=2", "parallel.context_parallel_size=2",
+                 "evaluation.eval_interval=2", "evaluation.eval_iters=1"}));
+}
+// Routers draw too.
+TEST(ResumeTest, ExpertsThatAreExchangedBehindOtherWork) {
+  ExpectResumeIsExact(
+      With(kDropout,
+           {"training.bf16=true", "resources.world_size=2", "model.num_experts=4",
+            "model.moe_aux_loss_coeff=0.02", "model.moe_input_jitter_eps=0.1",
+            "model.moe_grouped_gemm=true", "model.moe_token_dispatcher_type=alltoall",
+            "model.moe_shared_expert_intermediate_size=8", "model.moe_shared_expert_overlap=true",
+            "model.add_bias_linear=false", "parallel.expert_model_parallel_size=2",
+            "parallel.use_distributed_optimizer=true", "parallel.overlap_grad_reduce=true",
+            "parallel.overlap_param_gather=true", "parallel.ddp_bucket_size=2000"}));
+}
+// Stopped by a directive too, with every file of the checkpoint; fsdp_test.cc resumes each strategy
+// in every other.
+TEST(ResumeTest, ShardedParameters) {
+  ExpectResumeIsExact(With(
+      kDropout, {"training.bf16=true", "resources.world_size=2", "parallel.use_megatron_fsdp=true",
+                 "parallel.data_parallel_sharding_strategy=optim_grads_params"}));
+}
+TEST(ResumeTest, ShardedAsTorchDoes) {
+  ExpectResumeIsExact(With(
+      kDropout, {"training.bf16=true", "resources.world_size=2", "parallel.use_torch_fsdp2=true",
+                 "model.untie_embeddings_and_output_weights=true"}));
+}
 TEST(ResumeTest, CyclicDataWithEvaluations) {
   ExpectResumeIsExact({"data.dataloader_type=cyclic", "evaluation.eval_interval=2",
                        "evaluation.eval_iters=1", "schedule.lr_warmup_iters=2",
