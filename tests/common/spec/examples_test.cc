@@ -13,8 +13,9 @@ TEST_P(ExamplesTest, IsAGoodSpec) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Files, ExamplesTest,
-                         ::testing::Values("demo.json", "gpt2-124m.json", "llama-1b.json",
-                                           "moe-ep2.json", "tp2-pp2.json"),
+                         ::testing::Values("demo.json", "fsdp.json", "gpt2-124m.json",
+                                           "llama-1b.json", "long-context-cp2.json", "moe-ep2.json",
+                                           "tp2-pp2.json"),
                          [](const auto& info) {
                            std::string name = info.param;
                            for (char& c : name) {
