@@ -62,8 +62,9 @@ void CheckContext(const JobSpec& spec, RuleReport* report) {
   if (!report->Good({"parallel.context_parallel_size"})) return;
   const int64_t cp = parallel.context_parallel_size;
   if (cp > 1 && report->Good({"model.seq_length"}) && model.seq_length % (2 * cp) != 0) {
-    report->Add("model.seq_length",
-                absl::StrCat("must be a multiple of 2 x parallel.context_parallel_size=", 2 * cp));
+    report->Add(
+        "model.seq_length",
+        absl::StrCat("must be a multiple of 2 x parallel.context_parallel_size = ", 2 * cp));
   }
   if (report->Good({"parallel.hierarchical_context_parallel_sizes"})) CheckLevels(spec, report);
   if (!report->Good({"parallel.cp_comm_type", "model.num_layers"})) return;

@@ -263,7 +263,7 @@ TEST(BadSpecTest, RulesOnTheRankGrid) {
        "must be a multiple of tensor x context parallel size"},
       {{"parallel.context_parallel_size=2", "model.seq_length=34"},
        "model.seq_length",
-       "must be a multiple of 2 x parallel.context_parallel_size=4"},
+       "must be a multiple of 2 x parallel.context_parallel_size = 4"},
       {{"parallel.context_parallel_size=2", "parallel.cp_comm_type=a2a",
         "model.num_query_groups=1"},
        "parallel.cp_comm_type",

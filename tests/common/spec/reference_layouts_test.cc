@@ -32,7 +32,7 @@ TEST(ReferenceLayoutsTest, Part14ContextParallelism) {
           {"14.3 s % 2cp",
            {"model.seq_length=28"},
            kSeq,
-           "multiple of 2 x parallel.context_parallel_size=8"},
+           "multiple of 2 x parallel.context_parallel_size = 8"},
           {"14.3 s = 2cp", {"model.seq_length=8"}, nullptr, ""},
           {"14 s % tp of each rank's part",
            {Set(kTp, 2), "model.seq_length=24", kSequenceParallel, "model.num_attention_heads=8"},
