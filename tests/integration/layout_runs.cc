@@ -35,12 +35,42 @@ const std::vector<RealLayout>& RealLayouts() {
         {"use_distributed_optimizer", true},
         {"overlap_grad_reduce", true},
         {"overlap_param_gather", true}}},
+      {"cp2, ring", 2, {{"context_parallel_size", 2}}},
+      {"cp2, heads exchanged", 2, {{"context_parallel_size", 2}, {"cp_comm_type", "a2a"}}},
+      {"dp2, parameters sharded",
+       2,
+       {{"use_megatron_fsdp", true}, {"data_parallel_sharding_strategy", "optim_grads_params"}}},
   };
   return layouts;
 }
 
-LayoutRuns::LayoutRuns(const std::string& device, const json& training)
-    : device_(device), training_(training) {
+const std::vector<RealLayout>& RealExpertLayouts() {
+  static const std::vector<RealLayout> layouts = {
+      {"ep2", 2, {{"expert_model_parallel_size", 2}}},
+      {"tp2 ep2, sequence parallel, whole experts",
+       2,
+       {{"tensor_model_parallel_size", 2},
+        {"sequence_parallel", true},
+        {"expert_model_parallel_size", 2},
+        {"expert_tensor_parallel_size", 1}}},
+      {"tp2 ep2 dp2, sequence parallel",
+       4,
+       {{"tensor_model_parallel_size", 2},
+        {"sequence_parallel", true},
+        {"expert_model_parallel_size", 2}}},
+      {"dp2, sharded as torch does", 2, {{"use_torch_fsdp2", true}}},
+  };
+  return layouts;
+}
+
+json ExpertModel() {
+  return {{"num_experts", 4},          {"moe_aux_loss_coeff", 0.02},
+          {"moe_z_loss_coeff", 0.001}, {"moe_token_dispatcher_type", "alltoall"},
+          {"add_bias_linear", false},  {"untie_embeddings_and_output_weights", true}};
+}
+
+LayoutRuns::LayoutRuns(const std::string& device, const json& training, const json& model)
+    : device_(device), training_(training), model_(model) {
   // The weights that all runs start from: two iterations of one process.
   json spec = Spec({"start", 1, json::object()});
   spec["training"]["train_iters"] = 2;
@@ -56,6 +86,7 @@ json LayoutRuns::Spec(const RealLayout& layout) const {
   model["num_attention_heads"] = 4;
   model["vocab_size"] = 512;
   model["make_vocab_size_divisible_by"] = 128;
+  model.update(model_);
   spec["training"]["global_batch_size"] = 8;
   spec["training"].update(training_);
   spec["optimizer"]["lr"] = 0.002;

@@ -16,13 +16,18 @@ struct RealLayout {
   int world_size = 1;
   nlohmann::json parallel;  // fields of the section
 };
-// Six of the parity matrix's; at most four ranks.
+// Of the parity matrix's; at most four ranks.
 const std::vector<RealLayout>& RealLayouts();
+// The same for a model with experts, whose embeddings are not tied, and that model's fields.
+const std::vector<RealLayout>& RealExpertLayouts();
+nlohmann::json ExpertModel();
 
 class LayoutRuns {
  public:
-  // `device`: "cpu" (gloo) or "cuda" (NCCL). `training`: fields of the section, such as fp64.
-  LayoutRuns(const std::string& device, const nlohmann::json& training);
+  // `device`: "cpu" (gloo and shared memory) or "cuda" (NCCL). `training`, `model`: fields of the
+  // sections, such as fp64.
+  LayoutRuns(const std::string& device, const nlohmann::json& training,
+             const nlohmann::json& model = nlohmann::json::object());
 
   // By iteration: the metrics records of ten steps.
   using Records = std::map<int64_t, nlohmann::json>;
@@ -37,7 +42,7 @@ class LayoutRuns {
 
   const TempFolder folder_;
   const std::string device_;
-  const nlohmann::json training_;
+  const nlohmann::json training_, model_;
 };
 
 }  // namespace muster
