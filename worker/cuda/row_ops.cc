@@ -194,6 +194,7 @@ class CudaRowOps final : public DeviceRowOps {
     out.dx = at::empty_like(x);
     at::Tensor partials;
     if (want_dbias) partials = Floats({cuda::NumPartials(rows), x.size(1)}, x);
+    if (want_dbias && rows == 0) partials.zero_();  // an expert without rows: no kernel runs
     Launched(cuda::ActivationBackward({.type = TypeOf(x),
                                        .swiglu = swiglu,
                                        .dy = dy.const_data_ptr(),

@@ -102,6 +102,7 @@ at::Tensor SumRows(const at::Tensor& rows, const RowOrder& order) {
     const at::Tensor sum = at::zeros({order.num_tokens, rows.size(1)}, rows.options());
     int64_t begin = 0;
     for (const int64_t count : order.rows_per_expert) {
+      if (count == 0) continue;
       sum.index_add_(0, order.token.narrow(0, begin, count), rows.narrow(0, begin, count));
       begin += count;
     }

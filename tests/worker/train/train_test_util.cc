@@ -9,6 +9,7 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/mul.h>
+#include <c10/core/AutogradState.h>
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
@@ -198,6 +199,9 @@ std::vector<RankRun> RunJob(const std::string& spec_json, const RunOptions& opti
     threads.emplace_back([&, rank, world = worlds[static_cast<size_t>(rank)]] {
       // One of its own for each rank; never freed, as tensors may outlive the thread.
       SetCpuMemoryCounter(new MemoryCounter);
+      // Ranks that share a GPU would share autograd's thread for it, too, and one of them would
+      // wait there for the other. So each runs its backward passes itself.
+      if (size > 1) c10::AutogradState::get_tls_state().set_multithreading_enabled(false);
       ProviderRegistry providers;
       RegisterBuiltinProviders(providers);
       const int64_t nan_at = rank == options.nan_rank ? options.nan_microbatch : 0;
