@@ -94,7 +94,8 @@ run_bench() {
 
 say "$gpus GPU(s), binaries of $MUSTER_BUILD, at most $limit s"
 [ "$gpus" -gt 1 ] || echo "skipped: layouts over several GPUs, NCCL between ranks (one GPU here)"
-for name in "${tests[@]}"; do run_test "$name" 80; done
+# gpu_test runs the layouts over several GPUs, as processes: a few seconds each.
+for name in "${tests[@]}"; do run_test "$name" "$([ "$name" = gpu_test ] && echo 160 || echo 80)"; done
 python=$(find_python)
 [ -n "$python" ] || echo "skipped: the peer's figures (no Python whose torch sees the GPU; MUSTER_PYTHON names one)"
 for case in gpt2:8:1024:bf16 gpt2:8:1024:fp16; do run_bench "$case" "$python"; done
