@@ -1,5 +1,9 @@
 #include "worker/train/checkpointing.h"
 
+#include <optional>
+#include <string>
+#include <utility>
+
 #include <ATen/core/Tensor.h>
 
 #include "absl/strings/str_cat.h"
@@ -46,8 +50,8 @@ absl::StatusOr<JobSpec> ParseSavedSpec(const std::string& json) {
   return std::move(parsed.spec);
 }
 
-// Generators belong to (pipeline, tensor) coordinates; data-parallel replicas share them
-// (reference 11.1).
+// Generators belong to (pipeline, tensor) coordinates; replicas and context-parallel ranks share
+// them (reference 11.1).
 absl::Status LoadRng(JobState& state, const LoadedCheckpoint& loaded, const JobSpec& saved) {
   if (saved.parallel.tensor_model_parallel_size != state.spec.parallel.tensor_model_parallel_size ||
       saved.parallel.pipeline_model_parallel_size !=
@@ -56,7 +60,9 @@ absl::Status LoadRng(JobState& state, const LoadedCheckpoint& loaded, const JobS
   }
   ASSIGN_OR_RETURN(const RankTopology topology, RankTopology::Create(TopologyOf(saved)));
   RankCoordinates where = state.parallel.coordinates();
-  const bool same_replicas = saved.resources.world_size == state.spec.resources.world_size;
+  const bool same_replicas =
+      saved.resources.world_size == state.spec.resources.world_size &&
+      saved.parallel.context_parallel_size == state.spec.parallel.context_parallel_size;
   if (!same_replicas) where.dp = where.cp = 0;
   ASSIGN_OR_RETURN(const std::string rank_json, loaded.RankJson(topology.Rank(where)));
   ASSIGN_OR_RETURN(auto regions, DecodeRngState(rank_json));
@@ -66,6 +72,17 @@ absl::Status LoadRng(JobState& state, const LoadedCheckpoint& loaded, const JobS
                      "checkpoint.no_load_rng to go on with those of training.seed"));
   }
   return state.rng.LoadState(regions);
+}
+
+// The softmax is over the padding too, so a longer one raises the loss at once.
+std::optional<std::string> NoteOnVocabulary(const JobState& state, const JobSpec& saved) {
+  const int64_t here = state.sizes.padded_vocab_size;
+  const int64_t there = Resolve(saved, state.sizes.vocab_size).padded_vocab_size;
+  if (here == there) return std::nullopt;
+  return absl::StrCat("the vocabulary of ", state.sizes.vocab_size, " tokens is padded to ", here,
+                      ", in the checkpoint to ", there,
+                      ": losses move a little, as the padding is part of the softmax; "
+                      "model.make_vocab_size_divisible_by sets it");
 }
 
 LoadOptions LoadOptionsOf(const JobState& state, const std::string& root) {
@@ -116,6 +133,7 @@ absl::StatusOr<LoadedJob> LoadFrom(JobState& state, const std::string& root,
                 .iteration = base.iteration,
                 .weights_only = weights_only,
                 .notes = base.notes};
+  if (auto note = NoteOnVocabulary(state, saved)) job.notes.push_back(*std::move(note));
   if (weights_only) return job;
   state.progress = common.progress;
   const ConsumedSamples consumed =

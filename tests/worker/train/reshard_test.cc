@@ -193,8 +193,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Pair("zero2", "zero3in2"), Pair("zero3in2", "zero3"),
                     Pair("zero3", "tp2pp2dist2"), Pair("pp2v2", "zero3"), Pair("zero3", "cp2"),
                     Pair("cp2", "tp4"), Pair("dist2", "zero1"), Pair("zero1", "zero0"),
-                    Pair("zero0", "cp2dist4"), Pair("cp2dist4", "pp2"), Pair("dist_muon", "muon"),
-                    Pair("muon", "tp2dist_muon"), Pair("tp2dist_muon", "dist_muon")),
+                    Pair("zero0", "cp2dist4"), Pair("cp2dist4", "pp2"), Pair("dp2", "cp2"),
+                    Pair("cp2", "dist2"), Pair("dist_muon", "muon"), Pair("muon", "tp2dist_muon"),
+                    Pair("tp2dist_muon", "dist_muon")),
     [](const auto& info) { return absl::StrCat(info.param.first, "_to_", info.param.second); });
 
 using ExpertReshardTest = ReshardTest;

@@ -17,6 +17,7 @@ namespace fs = std::filesystem;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
+using testing::Not;
 using testing::SizeIs;
 
 // Settings that save under root/folder, only when told to or at the end, and load from there.
@@ -111,7 +112,6 @@ TEST(ResumeTest, DistributedOptimizerThatGathersBehindForward) {
                  "parallel.use_distributed_optimizer=true", "parallel.overlap_grad_reduce=true",
                  "parallel.overlap_param_gather=true", "parallel.ddp_bucket_size=2000"}));
 }
-// The random states of context-parallel ranks differ.
 TEST(ResumeTest, ContextParallel) {
   ExpectResumeIsExact(With(
       kDropout, {"training.bf16=true", "resources.world_size=2", "parallel.context_parallel_size=2",
@@ -212,6 +212,19 @@ TEST_F(LoadTest, AnEmptyFolderStartsFromScratchUnlessThatIsForbidden) {
   EXPECT_EQ(Train(root_.Spec({empty})).at(0).iteration, 1);
   const absl::Status forbidden = FailureOf({empty, "checkpoint.exit_on_missing_checkpoint=true"});
   EXPECT_THAT(std::string(forbidden.message()), HasSubstr("exit_on_missing_checkpoint"));
+}
+
+TEST_F(LoadTest, AnotherPaddingOfTheVocabularyIsTold) {
+  const auto events = [&](int divisible_by) {
+    const auto ranks = RunJob(
+        root_.Spec({Load(), absl::StrCat("model.make_vocab_size_divisible_by=", divisible_by)}));
+    EXPECT_TRUE(ranks[0].status.ok()) << ranks[0].status;
+    std::string text;
+    for (const EventMessage& event : ranks[0].host->All<EventMessage>()) text += event.text + "\n";
+    return text;
+  };
+  EXPECT_THAT(events(64), HasSubstr("of 257 tokens is padded to 320, in the checkpoint to 257"));
+  EXPECT_THAT(events(1), Not(HasSubstr("padded")));
 }
 
 TEST_F(LoadTest, CkptStepThatIsNotThereIsAnError) {
