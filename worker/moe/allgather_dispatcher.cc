@@ -49,6 +49,7 @@ Dispatched AllGatherDispatcher::DispatchRows(const at::Tensor& x, const RoutedTo
     rows_per_expert.assign(experts.count, group.size() * PaddedRows(config_, x.size(0)));
   } else if (!map.is_cpu()) {
     rows_per_expert = ToHost(map.narrow(1, experts.begin, experts.count).sum(0));
+    WaitOrThrow(map_work);  // the first wait ordered streams only: an aborted map is none
   }
   if (!rows_per_expert.empty()) num_rows = Total(rows_per_expert);
   route->order = OrderRows(map, experts, num_rows);
