@@ -10,16 +10,19 @@
 namespace muster {
 namespace {
 
-constexpr char kColumns[] = "%9s %12s %12s %11s %10s %12s %9s\n";
+constexpr char kColumns[] = "%9s %12s %12s %11s %10s %12s %9s%s\n";
 
 void PrintRecord(const v1::MetricsRecord& record) {
   const v1::StepReport& step = record.step();
+  std::string side_losses;  // not a column: few models have any
+  for (const auto& [name, value] : SideLosses(step))
+    absl::StrAppendFormat(&side_losses, "  %s %.5f", name, value);
   std::cout << absl::StrFormat(
       kColumns, absl::StrFormat("%d", step.iteration()),
       step.has_lm_loss() ? absl::StrFormat("%.6f", step.lm_loss()) : step.loss_text(),
       step.has_grad_norm() ? absl::StrFormat("%.5f", step.grad_norm()) : "-",
       absl::StrFormat("%.4e", step.learning_rate()), absl::StrFormat("%.1f", step.elapsed_ms()),
-      FormatCount(step.tokens_per_s()), step.skipped() ? "skipped" : "");
+      FormatCount(step.tokens_per_s()), step.skipped() ? "skipped" : "", side_losses);
 }
 
 int Metrics(const Invocation& invocation) {
@@ -37,7 +40,7 @@ int Metrics(const Invocation& invocation) {
         auto response = client.GetMetrics(invocation.arguments[0], since, wait);
         if (response.ok() && !titled) {
           std::cout << absl::StrFormat(kColumns, "iteration", "lm loss", "grad norm", "lr", "ms",
-                                       "tokens/s", "");
+                                       "tokens/s", "", "");
           titled = true;
         }
         return response;

@@ -105,6 +105,27 @@ std::string StateName(v1::JobState state) {
   return std::string(absl::StripPrefix(name, "JOB_STATE_"));
 }
 
+std::vector<std::pair<const char*, double>> SideLosses(const v1::StepReport& step) {
+  using Step = v1::StepReport;
+  static constexpr struct {
+    const char* name;
+    bool (Step::*has)() const;
+    double (Step::*get)() const;
+  } kAll[] = {
+      {"load_balancing_loss", &Step::has_load_balancing_loss, &Step::load_balancing_loss},
+      {"seq_load_balancing_loss", &Step::has_seq_load_balancing_loss,
+       &Step::seq_load_balancing_loss},
+      {"global_load_balancing_loss", &Step::has_global_load_balancing_loss,
+       &Step::global_load_balancing_loss},
+      {"z_loss", &Step::has_z_loss, &Step::z_loss},
+  };
+  std::vector<std::pair<const char*, double>> losses;
+  for (const auto& loss : kAll) {
+    if ((step.*loss.has)()) losses.emplace_back(loss.name, (step.*loss.get)());
+  }
+  return losses;
+}
+
 Json ToJson(const v1::MetricsRecord& record) {
   const v1::StepReport& step = record.step();
   Json json;
@@ -115,6 +136,7 @@ Json ToJson(const v1::MetricsRecord& record) {
   json["grad_norm"] = step.has_grad_norm() ? Number(step.grad_norm()) : Json(nullptr);
   if (step.has_num_zeros()) json["num_zeros"] = step.num_zeros();
   if (step.has_params_norm()) json["params_norm"] = Number(step.params_norm());
+  for (const auto& [name, value] : SideLosses(step)) json[name] = Number(value);
   json["learning_rate"] = Number(step.learning_rate());
   json["loss_scale"] = Number(step.loss_scale());
   json["skipped"] = step.skipped();

@@ -4,6 +4,7 @@
 
 #include <iosfwd>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "absl/strings/string_view.h"
@@ -28,6 +29,8 @@ std::string FormatCount(double value);
 std::string FormatTime(const google::protobuf::Timestamp& time);
 // "RUNNING"
 std::string StateName(v1::JobState state);
+// Of the MoE layers, those that the step has, by Megatron's names.
+std::vector<std::pair<const char*, double>> SideLosses(const v1::StepReport& step);
 
 // The stable field names of --json.
 nlohmann::ordered_json ToJson(const v1::MetricsRecord& record);

@@ -35,6 +35,8 @@ std::string Progress::Line(const v1::MetricsRecord& record, int64_t train_iters)
   std::string line =
       absl::StrFormat("iteration %d/%d | lm loss %s | learning rate %.3e", step.iteration(),
                       train_iters, Loss(step), step.learning_rate());
+  for (const auto& [name, value] : SideLosses(step))
+    absl::StrAppendFormat(&line, " | %s %.4f", name, value);
   if (step.has_grad_norm()) absl::StrAppendFormat(&line, " | grad norm %.3f", step.grad_norm());
   absl::StrAppendFormat(&line, " | %.1f ms | %s tokens/s", step.elapsed_ms(),
                         FormatCount(step.tokens_per_s()));
@@ -59,6 +61,12 @@ std::string Progress::Bar(const v1::MetricsRecord& record, int64_t train_iters) 
     if (part.empty()) continue;
     if (static_cast<int>(text.size() + 2 + part.size()) > columns) break;
     absl::StrAppend(&text, "  ", part);
+  }
+  // Only beside a bar.
+  for (const auto& [name, value] : SideLosses(step)) {
+    const std::string part = absl::StrFormat("  %s %.4f", name, value);
+    if (static_cast<int>(text.size() + part.size()) + 3 + kMinBar > columns) break;
+    absl::StrAppend(&text, part);
   }
   const int width = std::min(columns - static_cast<int>(text.size()) - 3, kMaxBar);
   if (width < kMinBar) return Shortened(text, columns);

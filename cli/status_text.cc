@@ -136,6 +136,10 @@ void AddTraining(const v1::JobStatus& job, Page* page) {
     const v1::StepReport& step = job.last().step();
     page->Add("lm loss",
               step.has_lm_loss() ? absl::StrFormat("%.6f", step.lm_loss()) : step.loss_text());
+    std::vector<std::string> side_losses;
+    for (const auto& [name, value] : SideLosses(step))
+      side_losses.push_back(absl::StrFormat("%s %.6f", name, value));
+    if (!side_losses.empty()) page->Add("side losses", absl::StrJoin(side_losses, ", "));
     page->Add("speed", absl::StrFormat("%.1f ms a step, %s tokens/s, %.3g TFLOP/s a device",
                                        step.elapsed_ms(), FormatCount(step.tokens_per_s()),
                                        step.tflops_per_device()));

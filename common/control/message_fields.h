@@ -116,6 +116,10 @@ void Visit(Tag<StepMessage>, V& v, M& m) {
   MUSTER_FIELD(grad_norm);
   MUSTER_FIELD(num_zeros);
   MUSTER_FIELD(params_norm);
+  MUSTER_FIELD(load_balancing_loss);
+  MUSTER_FIELD(seq_load_balancing_loss);
+  MUSTER_FIELD(global_load_balancing_loss);
+  MUSTER_FIELD(z_loss);
   MUSTER_FIELD(learning_rate);
   MUSTER_FIELD(loss_scale);
   MUSTER_FIELD(elapsed_ms);

@@ -108,6 +108,9 @@ struct StepMessage {
   std::optional<double> grad_norm;
   std::optional<int64_t> num_zeros;   // in the gradients; with training.log_num_zeros_in_grad
   std::optional<double> params_norm;  // after the update; with training.log_params_norm
+  // Of the MoE layers, those that the model has, over their coefficients (kStepSideLosses).
+  std::optional<double> load_balancing_loss, seq_load_balancing_loss, global_load_balancing_loss,
+      z_loss;
   double learning_rate = 0, loss_scale = 1, elapsed_ms = 0, tokens_per_s = 0, tflops_per_device = 0;
   bool skipped = false;
   double num_floating_point_operations_so_far = 0;
@@ -115,6 +118,17 @@ struct StepMessage {
   int64_t applied_directive = 0;  // highest directive applied so far
   int64_t global_batch_size = 0;
   std::map<std::string, double> timers_ms;  // "forward-backward", "optimizer", ... of this rank
+};
+// The side losses of a step by Megatron's names, which are the names in JSON and protos, too.
+struct StepSideLoss {
+  const char* name;
+  std::optional<double> StepMessage::*value;
+};
+inline constexpr StepSideLoss kStepSideLosses[] = {
+    {"load_balancing_loss", &StepMessage::load_balancing_loss},
+    {"seq_load_balancing_loss", &StepMessage::seq_load_balancing_loss},
+    {"global_load_balancing_loss", &StepMessage::global_load_balancing_loss},
+    {"z_loss", &StepMessage::z_loss},
 };
 struct EvaluationMessage {
   int64_t epoch = 0, iteration = 0;

@@ -133,6 +133,10 @@ void VisitStep(V& v, M& m) {
   MUSTER_FIELD(grad_norm);
   MUSTER_FIELD(num_zeros);
   MUSTER_FIELD(params_norm);
+  MUSTER_FIELD(load_balancing_loss);
+  MUSTER_FIELD(seq_load_balancing_loss);
+  MUSTER_FIELD(global_load_balancing_loss);
+  MUSTER_FIELD(z_loss);
   MUSTER_FIELD(learning_rate);
   v.Always("loss_scale", m.loss_scale);
   MUSTER_FIELD(elapsed_ms);

@@ -219,6 +219,12 @@ StepMessage FromProto(const v1::StepReport& step, int64_t epoch) {
   if (step.has_grad_norm()) message.grad_norm = step.grad_norm();
   if (step.has_num_zeros()) message.num_zeros = step.num_zeros();
   if (step.has_params_norm()) message.params_norm = step.params_norm();
+  if (step.has_load_balancing_loss()) message.load_balancing_loss = step.load_balancing_loss();
+  if (step.has_seq_load_balancing_loss())
+    message.seq_load_balancing_loss = step.seq_load_balancing_loss();
+  if (step.has_global_load_balancing_loss())
+    message.global_load_balancing_loss = step.global_load_balancing_loss();
+  if (step.has_z_loss()) message.z_loss = step.z_loss();
   message.learning_rate = step.learning_rate();
   message.loss_scale = step.loss_scale();
   message.elapsed_ms = step.elapsed_ms();
@@ -242,6 +248,13 @@ v1::StepReport ToProto(const StepMessage& step) {
   if (step.grad_norm.has_value()) proto.set_grad_norm(*step.grad_norm);
   if (step.num_zeros.has_value()) proto.set_num_zeros(*step.num_zeros);
   if (step.params_norm.has_value()) proto.set_params_norm(*step.params_norm);
+  if (step.load_balancing_loss.has_value())
+    proto.set_load_balancing_loss(*step.load_balancing_loss);
+  if (step.seq_load_balancing_loss.has_value())
+    proto.set_seq_load_balancing_loss(*step.seq_load_balancing_loss);
+  if (step.global_load_balancing_loss.has_value())
+    proto.set_global_load_balancing_loss(*step.global_load_balancing_loss);
+  if (step.z_loss.has_value()) proto.set_z_loss(*step.z_loss);
   proto.set_learning_rate(step.learning_rate);
   proto.set_loss_scale(step.loss_scale);
   proto.set_elapsed_ms(step.elapsed_ms);

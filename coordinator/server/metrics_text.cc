@@ -69,6 +69,8 @@ struct JobFamilies {
                              "Gradients of the newest step that are zero, where they are counted."};
   PrometheusFamily params_norm{"muster_job_params_norm", "gauge",
                                "Norm of the parameters after the newest step, where logged."};
+  PrometheusFamily side_loss{"muster_job_side_loss", "gauge",
+                             "Side losses of the MoE layers in the newest step."};
   PrometheusFamily rate{"muster_job_learning_rate", "gauge", "Of the newest step."};
   PrometheusFamily step{"muster_job_step_duration_seconds", "gauge", "Of the newest step."};
   PrometheusFamily tokens{"muster_job_tokens_per_second", "gauge",
@@ -97,6 +99,10 @@ struct JobFamilies {
     if (record.step.num_zeros.has_value())
       num_zeros.Add(labels, static_cast<double>(*record.step.num_zeros));
     if (record.step.params_norm.has_value()) params_norm.Add(labels, *record.step.params_norm);
+    for (const auto& [name, value] : kStepSideLosses) {
+      if ((record.step.*value).has_value())
+        side_loss.Add({{"job", job.job_id()}, {"loss", name}}, *(record.step.*value));
+    }
     rate.Add(labels, record.step.learning_rate);
     step.Add(labels, record.step.elapsed_ms / 1e3);
     tokens.Add(labels, record.step.tokens_per_s);
@@ -107,7 +113,7 @@ struct JobFamilies {
     std::string text;
     for (const PrometheusFamily* family :
          {&info, &epoch, &restarts, &world, &iteration, &target, &samples, &loss, &grad_norm,
-          &num_zeros, &params_norm, &rate, &step, &tokens, &memory, &reported}) {
+          &num_zeros, &params_norm, &side_loss, &rate, &step, &tokens, &memory, &reported}) {
       absl::StrAppend(&text, family->text());
     }
     return text;

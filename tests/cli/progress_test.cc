@@ -66,6 +66,22 @@ TEST(ProgressTest, TerminalBarIsRedrawnInOneLine) {
   EXPECT_THAT(out.str(), HasSubstr(" 50/100  loss 2.500000"));
 }
 
+TEST(ProgressTest, SideLossesStandBesideTheLossWhereThereIsRoom) {
+  v1::MetricsRecord record = Record(50);
+  record.mutable_step()->set_load_balancing_loss(1.25);
+  record.mutable_step()->set_z_loss(0.5);
+  std::ostringstream lines;
+  Progress({}, &lines).OnRecord(Job(), record, absl::Seconds(1));
+  EXPECT_THAT(lines.str(), HasSubstr("lm loss 2.500000 | learning rate 0.000e+00 | "
+                                     "load_balancing_loss 1.2500 | z_loss 0.5000 | "));
+  std::ostringstream wide, narrow;
+  Progress({.terminal = true, .columns = 120}, &wide).OnRecord(Job(), record, absl::Seconds(1));
+  EXPECT_THAT(wide.str(), HasSubstr("tokens/s  load_balancing_loss 1.2500  z_loss 0.5000"));
+  Progress({.terminal = true, .columns = 80}, &narrow).OnRecord(Job(), record, absl::Seconds(1));
+  EXPECT_THAT(narrow.str(), HasSubstr("==="));
+  EXPECT_THAT(narrow.str(), Not(HasSubstr("load_balancing_loss")));
+}
+
 TEST(ProgressTest, ResultsAndTheEndAreLines) {
   std::ostringstream out;
   Progress progress({}, &out);
@@ -100,11 +116,20 @@ TEST(OutputTest, MetricsKeepEveryDigitAndTheFixedNames) {
   const nlohmann::ordered_json json = ToJson(record);
   const nlohmann::json parsed = nlohmann::json::parse(json.dump());
   EXPECT_EQ(parsed["lm_loss"].get<double>(), 1.0 / 3.0);
-  for (const char* name : {"num_zeros", "params_norm"}) EXPECT_FALSE(parsed.contains(name)) << name;
+  for (const char* name : {"num_zeros", "params_norm", "load_balancing_loss", "z_loss"})
+    EXPECT_FALSE(parsed.contains(name)) << name;
   record.mutable_step()->set_num_zeros(0);
   record.mutable_step()->set_params_norm(1e308);
   EXPECT_EQ(ToJson(record)["num_zeros"], 0);
   EXPECT_EQ(ToJson(record)["params_norm"], 1e308);
+  record.mutable_step()->set_load_balancing_loss(1.0 / 3.0);
+  record.mutable_step()->set_seq_load_balancing_loss(1.5);
+  record.mutable_step()->set_global_load_balancing_loss(2.5);
+  record.mutable_step()->set_z_loss(0);
+  EXPECT_EQ(ToJson(record)["load_balancing_loss"], 1.0 / 3.0);
+  EXPECT_EQ(ToJson(record)["seq_load_balancing_loss"], 1.5);
+  EXPECT_EQ(ToJson(record)["global_load_balancing_loss"], 2.5);
+  EXPECT_EQ(ToJson(record)["z_loss"], 0);
   EXPECT_EQ(parsed["grad_norm"].get<double>(), 0.1 + 0.2);
   for (const char* name :
        {"iteration", "consumed_samples", "lm_loss", "grad_norm", "learning_rate", "loss_scale",

@@ -193,6 +193,13 @@ std::vector<double> MegatronGolden::GradNorms(const std::string& layout) const {
   return document["layouts"][layout]["grad_norms"].get<std::vector<double>>();
 }
 
+std::vector<std::map<std::string, double>> MegatronGolden::SideLosses(
+    const std::string& layout) const {
+  const nlohmann::json& run = document["layouts"][layout];
+  if (!run.contains("side_losses")) return {};
+  return run["side_losses"].get<std::vector<std::map<std::string, double>>>();
+}
+
 MegatronGolden LoadMegatronGolden(const std::string& name) {
   const std::string stem =
       std::string(MUSTER_SOURCE_DIR) + "/tests/golden/megatron/megatron_" + name;
@@ -232,6 +239,10 @@ GoldenRun TrainGolden(const MegatronGolden& golden, const std::vector<std::strin
     for (const StepMessage& step : ranks[i].host.All<StepMessage>()) {
       run.losses.push_back(step.lm_loss.value());
       run.grad_norms.push_back(step.grad_norm.value());
+      auto& side_losses = run.side_losses.emplace_back();
+      for (const auto& [name, value] : kStepSideLosses) {
+        if ((step.*value).has_value()) side_losses[name] = *(step.*value);
+      }
     }
     for (const ParameterPtr& parameter : ranks[i].model->parameters()) {
       const at::Tensor& like = golden.at("param." + GoldenName(*parameter));

@@ -19,13 +19,16 @@ struct MegatronGolden {
   const at::Tensor& at(const std::string& name) const { return tensors.at(name); }
   std::vector<double> Losses(const std::string& layout) const;
   std::vector<double> GradNorms(const std::string& layout) const;
+  // By step, those that Megatron logs in the same way on every layout; empty without experts.
+  std::vector<std::map<std::string, double>> SideLosses(const std::string& layout) const;
 };
 // "gpt2", "llama" or "moe".
 MegatronGolden LoadMegatronGolden(const std::string& name);
 
 struct GoldenRun {
   std::vector<double> losses, grad_norms;
-  std::map<std::string, at::Tensor> weights;  // whole, after the last step
+  std::vector<std::map<std::string, double>> side_losses;  // of each step, by name
+  std::map<std::string, at::Tensor> weights;               // whole, after the last step
 };
 // Trains on the golden's batches from its weights with `settings` ("section.field=value") on top of
 // its model and optimizer. Failures are the test's.

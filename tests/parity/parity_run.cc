@@ -107,6 +107,12 @@ void ExpectSame(const Curve& a, const Curve& b, const Bounds& bounds) {
     if (b.steps[i].grad_norm.has_value()) {
       ExpectNear(*a.steps[i].grad_norm, *b.steps[i].grad_norm, bounds.grad_norm, "grad norm");
     }
+    // Layouts that agree in their gradients agree in all of them: see ExpertState.
+    for (const auto& [name, value] : kStepSideLosses) {
+      const std::optional<double>&mine = a.steps[i].*value, &theirs = b.steps[i].*value;
+      ASSERT_EQ(mine.has_value(), theirs.has_value()) << name;
+      if (theirs.has_value()) ExpectNear(*mine, *theirs, bounds.loss, name);
+    }
   }
   ASSERT_EQ(a.evaluations.size(), b.evaluations.size());
   for (size_t i = 0; i < a.evaluations.size(); ++i) {

@@ -64,6 +64,11 @@ struct FillReport {
     if (m.grad_norm) step->set_grad_norm(*m.grad_norm);
     if (m.num_zeros) step->set_num_zeros(*m.num_zeros);
     if (m.params_norm) step->set_params_norm(*m.params_norm);
+    if (m.load_balancing_loss) step->set_load_balancing_loss(*m.load_balancing_loss);
+    if (m.seq_load_balancing_loss) step->set_seq_load_balancing_loss(*m.seq_load_balancing_loss);
+    if (m.global_load_balancing_loss)
+      step->set_global_load_balancing_loss(*m.global_load_balancing_loss);
+    if (m.z_loss) step->set_z_loss(*m.z_loss);
     step->set_learning_rate(m.learning_rate);
     step->set_loss_scale(m.loss_scale);
     step->set_elapsed_ms(m.elapsed_ms);

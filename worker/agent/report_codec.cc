@@ -24,6 +24,12 @@ StepMessage FromProto(int64_t epoch, const v1::StepReport& step) {
   if (step.has_grad_norm()) m.grad_norm = step.grad_norm();
   if (step.has_num_zeros()) m.num_zeros = step.num_zeros();
   if (step.has_params_norm()) m.params_norm = step.params_norm();
+  if (step.has_load_balancing_loss()) m.load_balancing_loss = step.load_balancing_loss();
+  if (step.has_seq_load_balancing_loss())
+    m.seq_load_balancing_loss = step.seq_load_balancing_loss();
+  if (step.has_global_load_balancing_loss())
+    m.global_load_balancing_loss = step.global_load_balancing_loss();
+  if (step.has_z_loss()) m.z_loss = step.z_loss();
   for (const auto& [name, ms] : step.timers_ms()) m.timers_ms[name] = ms;
   return m;
 }

@@ -30,6 +30,10 @@ StepMessage MakeStepMessage(const JobState& state, const TrainStepResult& step,
   message.grad_norm = step.grad_norm;
   message.num_zeros = step.num_zeros;
   message.params_norm = step.params_norm;
+  for (const auto& loss : kStepSideLosses) {
+    if (auto it = step.side_losses.find(loss.name); it != step.side_losses.end())
+      message.*loss.value = it->second;
+  }
   message.learning_rate = state.optimizer->logged_lr();
   message.loss_scale = step.loss_scale;
   message.skipped = step.skipped;

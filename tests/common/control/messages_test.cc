@@ -55,6 +55,10 @@ StepMessage FullStep() {
   step.grad_norm = 0.1;
   step.num_zeros = int64_t{1} << 53;
   step.params_norm = 0.2;
+  step.load_balancing_loss = 1.0 / 7.0;
+  step.seq_load_balancing_loss = std::numeric_limits<double>::infinity();
+  step.global_load_balancing_loss = 0;
+  step.z_loss = 1e-300;
   step.learning_rate = 1.0 / 3.0;
   step.loss_scale = 65536;
   step.elapsed_ms = 12.5;
@@ -141,6 +145,8 @@ TEST(MessagesTest, AbsentLossStaysAbsent) {
   EXPECT_EQ(std::get<StepMessage>(*decoded).grad_norm, std::nullopt);
   EXPECT_EQ(std::get<StepMessage>(*decoded).num_zeros, std::nullopt);
   EXPECT_EQ(std::get<StepMessage>(*decoded).params_norm, std::nullopt);
+  for (const auto& [name, value] : kStepSideLosses)
+    EXPECT_EQ(std::get<StepMessage>(*decoded).*value, std::nullopt) << name;
 }
 
 TEST(MessagesTest, DoublesKeepAllDigits) {

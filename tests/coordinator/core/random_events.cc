@@ -121,6 +121,9 @@ ReportBody RandomEvents::Report(const JobMachine& job, int rank) {
     if (Chance(20)) step.lm_loss.reset();
     if (Chance(20)) step.num_zeros = Pick(1000);
     if (Chance(20)) step.params_norm = Pick(1000) / 7.0;
+    for (const auto& [name, value] : kStepSideLosses) {
+      if (Chance(20)) step.*value = Pick(1000) / 3.0;
+    }
     if (Chance(50)) step.grad_norm = std::numeric_limits<double>::infinity();
     step.learning_rate = Chance(10) ? std::numeric_limits<double>::quiet_NaN() : 0.1;
     step.elapsed_ms = Pick(4000) / 3.0;

@@ -71,6 +71,8 @@ class HttpPagesTest : public testing::Test {
         r->mutable_step()->set_grad_norm(0.5 * i);
         r->mutable_step()->set_num_zeros(i);
         r->mutable_step()->set_params_norm(2.5 * i);
+        r->mutable_step()->set_load_balancing_loss(1.25);
+        r->mutable_step()->set_z_loss(0.5 * i);
         r->mutable_step()->set_tokens_per_s(1000);
         r->mutable_step()->set_elapsed_ms(20);
       });
@@ -132,6 +134,8 @@ TEST_F(HttpPagesTest, MetricsShowARunningJobAndTheServerItself) {
         "muster_job_grad_norm{job=\"job-1\"} 1.5\n",
         "muster_job_num_zeros{job=\"job-1\"} 3\n",
         "muster_job_params_norm{job=\"job-1\"} 7.5\n",
+        "muster_job_side_loss{job=\"job-1\",loss=\"load_balancing_loss\"} 1.25\n"
+        "muster_job_side_loss{job=\"job-1\",loss=\"z_loss\"} 1.5\n",
         "muster_job_tokens_per_second{job=\"job-1\"} 1000\n",
         "muster_job_step_duration_seconds{job=\"job-1\"} 0.02",
         "name=\"tiny \\\"gpt\\\"\\\\\"",

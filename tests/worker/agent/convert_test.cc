@@ -55,12 +55,18 @@ TEST(ConvertTest, StepKeepsEveryDigitAndWhatIsAbsent) {
                                                   .lm_loss = 1.0 / 3.0,
                                                   .num_zeros = 0,
                                                   .params_norm = 2.0 / 3.0,
+                                                  .load_balancing_loss = 4.0 / 3.0,
+                                                  .z_loss = 0,
                                                   .timers_ms = {{"optimizer", 1.5}}})
                                   .step();
   EXPECT_EQ(step.lm_loss(), 1.0 / 3.0);
   EXPECT_FALSE(step.has_grad_norm());
   EXPECT_TRUE(step.has_num_zeros());
   EXPECT_EQ(step.params_norm(), 2.0 / 3.0);
+  EXPECT_EQ(step.load_balancing_loss(), 4.0 / 3.0);
+  EXPECT_TRUE(step.has_z_loss());
+  EXPECT_FALSE(step.has_seq_load_balancing_loss());
+  EXPECT_FALSE(step.has_global_load_balancing_loss());
   EXPECT_EQ(step.timers_ms().at("optimizer"), 1.5);
   const v1::StepReport bad = Convert(StepMessage{.loss_text = "nan"}).step();
   EXPECT_FALSE(bad.has_lm_loss());

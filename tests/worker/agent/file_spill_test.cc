@@ -205,10 +205,14 @@ TEST_F(FileSpillTest, FlippedBitCostsItsRecordOnly) {
 TEST(ReportCodecTest, EveryKindOfReportComesBack) {
   StepMessage step{.epoch = 3, .iteration = 9, .consumed_samples = 18, .lm_loss = 0.1};
   step.timers_ms = {{"optimizer", 1.5}};
+  StepMessage of_experts{.epoch = 3, .iteration = 10};
+  double value = 0.1;
+  for (const auto& loss : kStepSideLosses) of_experts.*loss.value = ++value;
   const decltype(NodeReport::report) bodies[] = {
       PhaseMessage{3, "forming", "x"},
       PublishUniqueIdMessage{3, "ab"},
       step,
+      of_experts,
       EvaluationMessage{3, 9, "valid", 1.5, 4.5, true},
       CheckpointMessage{3, 9, "/c", false, "full", 2.5},
       EventMessage{3, "kind", "text"},
@@ -225,6 +229,10 @@ TEST(ReportCodecTest, EveryKindOfReportComesBack) {
     EXPECT_EQ(decoded->report.index(), body.index());
     EXPECT_EQ(decoded->rank, 2);
     EXPECT_EQ(EncodeReport(*decoded), bytes);
+    if (const auto* back = std::get_if<StepMessage>(&decoded->report); back != nullptr) {
+      for (const auto& [name, loss] : kStepSideLosses)
+        EXPECT_EQ(back->*loss, std::get<StepMessage>(body).*loss) << name;
+    }
   }
   EXPECT_FALSE(DecodeReport("").has_value());
   EXPECT_FALSE(DecodeReport("\xff\xff\xff").has_value());
