@@ -35,6 +35,13 @@ absl::Status CheckSameModel(const JobSpec& saved, const JobSpec& ours) {
     return differs("model.position_embedding_type", a.position_embedding_type,
                    b.position_embedding_type);
   }
+  // One way a tensor is missing; the other way the saved output layer would be left out unseen.
+  if (a.untie_embeddings_and_output_weights != b.untie_embeddings_and_output_weights) {
+    const auto text = [](bool untied) { return untied ? "true" : "false"; };
+    return differs("model.untie_embeddings_and_output_weights",
+                   text(a.untie_embeddings_and_output_weights),
+                   text(b.untie_embeddings_and_output_weights));
+  }
   if (ours.training.data_parallel_random_init && !saved.training.data_parallel_random_init) {
     return differs("training.data_parallel_random_init", "false", "true");
   }

@@ -238,11 +238,12 @@ TEST_F(LoadTest, AnotherModelIsRefusedByName) {
       {"model.hidden_size=32", "model.hidden_size=32"},
       {"model.num_attention_heads=4", "model.num_attention_heads=4"},
       {"model.position_embedding_type=rope", "model.position_embedding_type=rope"},
+      {"model.untie_embeddings_and_output_weights=true",
+       "untie_embeddings_and_output_weights=true, but the checkpoint was saved with false"},
       // Found by the shape of a tensor.
       {"model.ffn_hidden_size=32", "mlp"},
       // Found by a tensor that is missing.
       {"model.qk_layernorm=true", "layernorm"},
-      {"model.untie_embeddings_and_output_weights=true", "output_layer"},
   };
   for (const auto& [setting, text] : rows) {
     SCOPED_TRACE(setting);
@@ -250,6 +251,14 @@ TEST_F(LoadTest, AnotherModelIsRefusedByName) {
     EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition) << status;
     EXPECT_THAT(std::string(status.message()), HasSubstr(text));
   }
+}
+
+TEST_F(LoadTest, AnOutputLayerIsNotLeftOutUnseen) {
+  const std::string untied = root_ / "untied";
+  Train(root_.Spec({absl::StrCat("checkpoint.save=", untied), "checkpoint.save_interval=1000",
+                    "training.exit_interval=1", "model.untie_embeddings_and_output_weights=true"}));
+  EXPECT_THAT(std::string(FailureOf({absl::StrCat("checkpoint.load=", untied)}).message()),
+              HasSubstr("untie_embeddings_and_output_weights=false, but"));
 }
 
 TEST_F(LoadTest, AnotherOptimizerOrAMissingStateIsAnErrorNotAFreshStart) {
