@@ -265,13 +265,19 @@ absl::Status NcclGroup::Launched(const RunningPtr& running, const Launch& launch
 
 absl::Status NcclGroup::Wait(const RunningPtr& running) {
   const OpLog::WaitScope waiting(log_, running->sequence);
+  std::vector<at::Tensor> released;  // outlives the lock
   MutexLock lock(&mu_);
   if (running->done) return absl::OkStatus();
   if (absl::Status failure = family_->state().failure(); !failure.ok()) return failure;
   auto current = family_->api().CurrentStream();
   absl::Status status = current.status();
   if (status.ok()) status = family_->api().StreamWaitEvent(*current, running->done_event);
-  if (status.ok()) return status;
+  if (status.ok()) {
+    // Whoever gets their memory next uses it behind this wait: all of it belongs to the stream that
+    // waits. Held until the watcher looks again, tensors of several layers would pile up.
+    released = std::exchange(running->tensors, {});
+    return status;
+  }
   family_->Fail(Annotate(status, log_.Name(running->sequence)));
   return family_->state().failure();
 }

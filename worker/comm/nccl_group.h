@@ -80,7 +80,8 @@ class NcclGroup {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(ranks_.size()); }
 
-  // Starts an operation on the group's stream. `tensors` stay alive until it is done.
+  // Starts an operation on the group's stream. `tensors` stay alive until it is done or the stream
+  // that they are used on waits for it.
   WorkPtr Start(const OpShape& shape, std::vector<at::Tensor> tensors, const Launch& launch,
                 const std::shared_ptr<NcclGroup>& self, std::shared_ptr<NcclFamily> family,
                 absl::Span<const OpTransfer> transfers = {});

@@ -186,6 +186,19 @@ TEST_F(NcclTest, AnAsynchronousErrorNamesTheOldestOperationAndAborts) {
                     HasSubstr("fake NCCL result 6")));
 }
 
+// The kernel never ends: until a stream waits for it, nobody else may get the memory.
+TEST_F(NcclTest, TensorsAreHeldUntilTheStreamWaits) {
+  auto world = Form();
+  ASSERT_TRUE(world.ok());
+  api->Hang();
+  const at::Tensor tensor = at::ones({8});
+  const WorkPtr work = (*world)->AllReduce(tensor, ReduceOp::kSum);
+  EXPECT_GT(tensor.use_count(), 1);
+  EXPECT_TRUE(work->Wait().ok());
+  EXPECT_EQ(tensor.use_count(), 1);
+  EXPECT_TRUE(work->Wait().ok());
+}
+
 TEST_F(NcclTest, AnOperationPastItsLimitIsAborted) {
   operation_limit = absl::Milliseconds(30);
   auto world = Form();
