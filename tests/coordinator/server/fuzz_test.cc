@@ -99,6 +99,18 @@ std::map<std::string, MessagePtr> GoodRequests(const std::string& job_id) {
       {"/muster.v1.JobService/ReadLogs", Make<v1::ReadLogsRequest>(page)},
       {"/muster.v1.TrainingService/RequestCheckpoint", Make<v1::RequestCheckpointRequest>(of_job)},
       {"/muster.v1.TrainingService/RequestEvaluation", Make<v1::RequestEvaluationRequest>(of_job)},
+      {"/muster.v1.TrainingService/RequestTrace", Make<v1::RequestTraceRequest>([&](auto* m) {
+         m->set_job_id(job_id);
+         m->set_iterations(2);
+       })},
+      {"/muster.v1.TrainingService/GetTrace", Make<v1::GetTraceRequest>(of_job)},
+      {"/muster.v1.TrainingService/ReadTrace", Make<v1::ReadTraceRequest>(of_job)},
+      {"/muster.v1.TrainingService/UploadTrace", Make<v1::UploadTraceRequest>([&](auto* m) {
+         m->set_job_id(job_id);
+         m->set_epoch(1);
+         m->set_directive(1);
+         m->set_data("[]");
+       })},
       {"/muster.v1.TrainingService/GetMetrics", Make<v1::GetMetricsRequest>(page)},
       {"/muster.v1.TrainingService/GetEvents", Make<v1::GetEventsRequest>(page)},
   };
