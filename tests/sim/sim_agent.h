@@ -69,6 +69,7 @@ class SimAgents::Doer {
   void Do(const SignalTrainerAction& action);
   void Do(const EndTrainerAction& action);
   void Do(const StoreRequestAction& action);
+  void Do(const TracePieceAction& action);
   void Do(const SendBatchAction& action);
   void Do(const NewIncarnationAction& action);
   void Do(const ExitAgentAction& action);

@@ -114,6 +114,11 @@ void SimAgents::Doer::Do(const StoreRequestAction& action) {
            all_.sim_->steady() + kStorePatience);
 }
 
+// Simulated trainers record nothing.
+void SimAgents::Doer::Do(const TracePieceAction&) {
+  all_.sim_->Wrong(absl::StrCat(agent_.name, " was given a trace"));
+}
+
 void SimAgents::Doer::Do(const SendBatchAction& action) {
   agent_.unacknowledged[action.batch->sequence] = action.batch;
   if (agent_.stream == 0 || agent_.order_stream != agent_.stream) return;

@@ -73,6 +73,9 @@ std::string Name(const AgentAction& action) {
     std::string operator()(const StoreRequestAction& a) {
       return absl::StrCat("store ", a.job_id, " ", a.request.key);
     }
+    std::string operator()(const TracePieceAction& a) {
+      return absl::StrCat("trace of ", a.job_id, ", rank ", a.rank, ", from ", a.piece.offset);
+    }
     std::string operator()(const SendBatchAction& a) {
       std::vector<std::string> names;
       for (const NodeReport& report : a.batch->reports) names.push_back(Name(report));
@@ -229,6 +232,14 @@ TEST_F(AgentMachineTest, StoreRequestsGoOutAndRepliesComeBack) {
   EXPECT_THAT(From("w1", 1, StoreReplyMessage{.request = 5, .ok = true}),
               ElementsAre("to w1/1: reply 5"));
   EXPECT_THAT(From("w1", 9, StoreReplyMessage{.request = 5}), IsEmpty()) << "another run's";
+}
+
+TEST_F(AgentMachineTest, PiecesOfATraceGoOutWithTheirRank) {
+  Train();
+  EXPECT_THAT(Says("w1", TracePieceMessage{.request = 3, .epoch = 1, .offset = 512}),
+              ElementsAre("trace of job, rank 1, from 512"));
+  EXPECT_THAT(Says("w1", TracePieceMessage{.request = 3, .epoch = 0}), IsEmpty())
+      << "of an old epoch";
 }
 
 TEST_F(AgentMachineTest, AbortThenNewerEpochKeepsTheProcess) {

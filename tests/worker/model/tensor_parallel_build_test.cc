@@ -45,10 +45,12 @@ absl::StatusOr<std::unique_ptr<GptModel>> Build(const JobSpec& spec,
   ASSIGN_OR_RETURN(
       RngTracker rng,
       RngTracker::Create(1234, {.tp_rank = at_rank.tp, .pp_rank = at_rank.pp}, false, false));
+  ExpertState experts;  // without MoE layers nobody keeps it
   return GptModel::Create({.spec = spec,
                            .sizes = sizes,
                            .parallel = parallel,
                            .rng = rng,
+                           .experts = experts,
                            .device = at::kCPU,
                            .params_dtype = at::kDouble,
                            .pre_process = where.pre_process,
