@@ -52,6 +52,8 @@ TEST_F(ControlPlaneTest, SubmittedJobRunsToItsEndAndFreesTheWorkers) {
   for (size_t i = 0; i < records.size(); ++i) {
     EXPECT_EQ(records[i]["iteration"], i + 1);
     EXPECT_EQ(records[i]["grad_norm"].get<double>(), 1.0 / 3.0);
+    EXPECT_EQ(records[i]["load_balancing_loss"].get<double>(), 4.0 / 3.0);
+    EXPECT_FALSE(records[i].contains("z_loss"));
   }
   EXPECT_THAT(cluster_.Muster({"logs", job}).out, HasSubstr("[1] rank 1 of 2"));
   EXPECT_THAT(cluster_.Muster({"logs", job, "--rank", "0"}).out, HasSubstr("rank 0 of 2"));

@@ -113,6 +113,7 @@ class FakeTrainer {
                          .consumed_samples = step * 2,
                          .lm_loss = 5.0 / double(step) + 0.1,
                          .grad_norm = 1.0 / 3.0,
+                         .load_balancing_loss = 4.0 / 3.0,
                          .learning_rate = 1e-3,
                          .elapsed_ms = double(step_ms),
                          .tokens_per_s = 1000});
