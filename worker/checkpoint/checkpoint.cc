@@ -1,5 +1,10 @@
 #include "worker/checkpoint/checkpoint.h"
 
+#include <set>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/tensor.h>
+
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -39,6 +44,26 @@ absl::StatusOr<std::string> Commit(FileOps& files, const SaveOptions& options, i
   int64_t bytes = 0;
   for (const auto& [name, file] : manifest.content.files) bytes += file.bytes;
   return absl::StrCat(bytes, "\n", absl::StrJoin(committed.notes, "\n"));
+}
+
+// Every rank has read the same manifest: a number for each of its tensors, how many ranks ask.
+absl::StatusOr<std::vector<std::string>> TensorsThatNobodyReads(
+    const Manifest& manifest, const std::vector<NamedTensor>& into, at::Device device,
+    Communicator& world) {
+  std::set<std::string> mine;
+  for (const NamedTensor& tensor : into) mine.insert(tensor.name);
+  std::vector<int64_t> asks;
+  for (const auto& [name, saved] : manifest.content.tensors) asks.push_back(mine.contains(name));
+  at::Tensor readers = at::tensor(asks, at::kLong).to(device);
+  RETURN_IF_ERROR(
+      Annotate(world.AllReduce(readers, ReduceOp::kSum)->Wait(), "tensors of a checkpoint"));
+  readers = readers.cpu();
+  const int64_t* count = readers.const_data_ptr<int64_t>();
+  std::vector<std::string> unread;
+  for (const auto& [name, saved] : manifest.content.tensors) {
+    if (*count++ == 0) unread.push_back(name);
+  }
+  return unread;
 }
 
 }  // namespace
@@ -97,8 +122,9 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(const LoadOptions& options,
   LoadedCheckpoint loaded{.path = lines.front()};
   loaded.notes.assign(lines.begin() + 1, lines.end());
 
+  Manifest manifest;
   const auto read = [&]() -> absl::StatusOr<std::string> {
-    ASSIGN_OR_RETURN(const Manifest manifest, ReadManifest(loaded.path));
+    ASSIGN_OR_RETURN(manifest, ReadManifest(loaded.path));
     loaded.iteration = manifest.iteration;
     loaded.epoch = manifest.epoch;
     loaded.world_size = manifest.world_size;
@@ -109,6 +135,10 @@ absl::StatusOr<LoadedCheckpoint> LoadCheckpoint(const LoadOptions& options,
   };
   const auto outcomes = ExchangeOutcomes(read(), options.comm_device, world);
   RETURN_IF_ERROR(outcomes.status());
+  if (options.list_unread) {
+    ASSIGN_OR_RETURN(loaded.unread,
+                     TensorsThatNobodyReads(manifest, into, options.comm_device, world));
+  }
   return loaded;
 }
 

@@ -76,6 +76,7 @@ struct LoadOptions {
   std::string root;                   // checkpoint.load
   std::optional<int64_t> ckpt_step;   // this one; not set: the newest complete one
   at::Device comm_device = at::kCPU;  // of `world`
+  bool list_unread = false;           // on every rank or on none
 };
 
 struct LoadedCheckpoint {
@@ -84,7 +85,8 @@ struct LoadedCheckpoint {
   int64_t epoch = 0;
   int64_t world_size = 0;  // of the job that saved it
   std::string common_json;
-  std::vector<std::string> notes;  // "tracker names iter_0000200, which is incomplete: ..."
+  std::vector<std::string> notes;   // "tracker names iter_0000200, which is incomplete: ..."
+  std::vector<std::string> unread;  // list_unread: tensors that no rank asked for, by name
 
   // What old rank `rank` gave as rank_json. DATA_LOSS when damaged, OUT_OF_RANGE for an unknown
   // rank.

@@ -6,7 +6,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "common/base/status.h"
 #include "common/schedule/from_spec.h"
 #include "worker/checkpoint/assign_writers.h"
@@ -92,6 +94,21 @@ std::optional<std::string> NoteOnVocabulary(const JobState& state, const JobSpec
                       "model.make_vocab_size_divisible_by sets it");
 }
 
+// Weights that this model has no place for. Optimizer states may be left out on purpose.
+std::optional<std::string> NoteOnUnread(const std::vector<std::string>& unread) {
+  std::vector<std::string> weights;
+  for (const std::string& name : unread) {
+    if (!absl::StartsWith(name, "optimizer.")) weights.push_back(name);
+  }
+  if (weights.empty()) return std::nullopt;
+  constexpr size_t kNamed = 3;
+  const bool more = weights.size() > kNamed;
+  const size_t count = weights.size();
+  if (more) weights.resize(kNamed);
+  return absl::StrCat(count, " tensors of the checkpoint have no place in this model and are left ",
+                      "out: ", absl::StrJoin(weights, ", "), more ? ", ..." : "");
+}
+
 LoadOptions LoadOptionsOf(const JobState& state, const std::string& root) {
   return {.root = root, .ckpt_step = state.spec.checkpoint.ckpt_step, .comm_device = state.device};
 }
@@ -124,7 +141,8 @@ absl::StatusOr<LoadedJob> LoadFrom(JobState& state, const std::string& root,
       tensors.push_back(std::move(tensor));
   }
   options.ckpt_step = base.iteration;  // the same one, should a newer one appear meanwhile
-  RETURN_IF_ERROR(LoadCheckpoint(options, tensors, world).status());
+  options.list_unread = true;
+  ASSIGN_OR_RETURN(const LoadedCheckpoint loaded, LoadCheckpoint(options, tensors, world));
 
   if (load_optimizer) {
     RETURN_IF_ERROR(state.optimizer->LoadGroupStates(common.optimizer_groups));
@@ -141,6 +159,7 @@ absl::StatusOr<LoadedJob> LoadFrom(JobState& state, const std::string& root,
                 .weights_only = weights_only,
                 .notes = base.notes};
   if (auto note = NoteOnVocabulary(state, saved)) job.notes.push_back(*std::move(note));
+  if (auto note = NoteOnUnread(loaded.unread)) job.notes.push_back(*std::move(note));
   if (weights_only) return job;
   state.progress = common.progress;
   const ConsumedSamples consumed =

@@ -253,6 +253,25 @@ TEST_F(LoadTest, AnotherModelIsRefusedByName) {
   }
 }
 
+TEST_F(LoadTest, TensorsWithoutAPlaceAreTold) {
+  const auto notes = [&](const std::string& load, const Settings& more) {
+    const auto ranks = RunJob(root_.Spec(
+        Settings{load, "resources.world_size=2", "parallel.pipeline_model_parallel_size=2"} +
+        more));
+    EXPECT_TRUE(ranks[0].status.ok()) << ranks[0].status;
+    std::string text;
+    for (const EventMessage& event : ranks[0].host->All<EventMessage>()) text += event.text + "\n";
+    return text;
+  };
+  EXPECT_THAT(notes(Load(), {}), Not(HasSubstr("left out")));
+  Train(root_.Spec({absl::StrCat("checkpoint.save=", root_ / "qk"), "training.exit_interval=3",
+                    TrainTestRoot::kNoInterval, "model.qk_layernorm=true"}));
+  // Its optimizer states are no weights.
+  EXPECT_THAT(notes(absl::StrCat("checkpoint.load=", root_ / "qk"), {}),
+              HasSubstr("8 tensors of the checkpoint have no place in this model and are left out: "
+                        "decoder.layers.0.self_attention.k_layernorm.bias, "));
+}
+
 TEST_F(LoadTest, AnOutputLayerIsNotLeftOutUnseen) {
   const std::string untied = root_ / "untied";
   Train(root_.Spec({absl::StrCat("checkpoint.save=", untied), "checkpoint.save_interval=1000",
