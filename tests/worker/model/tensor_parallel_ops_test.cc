@@ -278,7 +278,7 @@ Passes TrafficOf(Communicator& world, const TransformerConfig& config, int64_t n
   LoggingCommunicator log(world);
   RngTracker rng = *RngTracker::Create(1234, {.tp_rank = world.rank()}, false, false);
   GptModel model(config, {.num_layers = num_layers, .seq_major = sequence_parallel},
-                 TensorParallelOver(log, sequence_parallel), rng, at::kCPU, at::kBFloat16);
+                 {.tp = TensorParallelOver(log, sequence_parallel)}, rng, at::kCPU, at::kBFloat16);
   const at::Tensor loss = model.Forward(RandomBatch(config, 2, 8, 5), {}).sum();
   Passes passes;
   passes.forward = log.TakeTraffic();
