@@ -321,8 +321,8 @@ TEST(TensorParallelInitTest, SplitWeightsDifferOverTpAndReplicatedOnesDoNot) {
   RunRanks(2, [&](CommunicatorPtr world) {
     RngTracker rng = *RngTracker::Create(1234, {.tp_rank = world->rank()}, false, false);
     const TransformerConfig config = TpGpt2Like();
-    GptModel model(config, {.num_layers = config.num_layers}, TensorParallelOver(*world, false),
-                   rng, at::kCPU, at::kFloat);
+    GptModel model(config, {.num_layers = config.num_layers},
+                   {.tp = TensorParallelOver(*world, false)}, rng, at::kCPU, at::kFloat);
     for (const ParameterPtr& p : model.parameters()) {
       if (p->data.dim() == 1) continue;
       SCOPED_TRACE(p->name);
