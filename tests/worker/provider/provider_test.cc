@@ -34,11 +34,13 @@ absl::StatusOr<std::unique_ptr<ModelChunk>> BuildGpt(const JobSpec& spec) {
   const ResolvedSpec sizes = Resolve(spec, 257);
   const ParallelContext parallel = ParallelContext::SingleProcess();
   RngTracker rng = *RngTracker::Create(1234, {}, false, false);
+  ExpertState experts;  // without MoE layers nobody keeps it
   return (*registry.model_provider(spec.model.model_provider))
       ->Build({.spec = spec,
                .sizes = sizes,
                .parallel = parallel,
                .rng = rng,
+               .experts = experts,
                .device = at::kCPU,
                .params_dtype = at::kFloat,
                .layer_offset = 0,
