@@ -8,8 +8,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "worker/ops/mappings.h"
 #include "worker/model/row_ops.h"
+#include "worker/ops/mappings.h"
 
 namespace muster {
 

@@ -5,8 +5,8 @@
 #include <ATen/ops/mul.h>
 #include <ATen/ops/zeros_like.h>
 
-#include "worker/ops/autograd_op.h"
 #include "worker/model/norm.h"
+#include "worker/ops/autograd_op.h"
 
 namespace muster {
 namespace {

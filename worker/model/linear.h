@@ -16,8 +16,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "worker/ops/autograd_op.h"
 #include "worker/model/layer_build.h"
+#include "worker/ops/autograd_op.h"
 #include "worker/parallel/parameter.h"
 
 namespace muster {

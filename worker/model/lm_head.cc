@@ -1,8 +1,8 @@
 #include "worker/model/lm_head.h"
 
-#include "worker/ops/autograd_op.h"
 #include "worker/model/cross_entropy.h"
 #include "worker/model/linear.h"
+#include "worker/ops/autograd_op.h"
 #include "worker/parallel/gemm.h"
 
 namespace muster {

@@ -5,9 +5,9 @@
 #include <ATen/ops/alias.h>
 #include <ATen/ops/empty_like.h>
 
-#include "worker/ops/autograd_op.h"
 #include "worker/model/linear.h"
 #include "worker/model/norm_kernels.h"
+#include "worker/ops/autograd_op.h"
 
 namespace muster {
 namespace {
