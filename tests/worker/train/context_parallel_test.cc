@@ -92,6 +92,15 @@ TEST_F(ContextParallelTest, LossPerToken) {
                          {"training.calculate_per_token_loss=true", "data.eod_mask_loss=true"});
 }
 
+// A loss function that returns its mean: each rank's is its part of the sequences' mean, and the
+// gradients' average over ranks is made up for by the factor cp (reference 5.1).
+TEST_F(ContextParallelTest, MeanOfALossFunctionWithoutTokens) {
+  ExpectSameAsOneProcess(
+      {Layout(2, 2), Layout(4, 4, {"parallel.cp_comm_type=a2a"}), Layout(4, 2),
+       Layout(4, 2, {kPp2})},
+      {"plugin=/opt/muster/plugins/none.so", "model.forward_step=mean", "data.eod_mask_loss=true"});
+}
+
 TEST_F(ContextParallelTest, Recomputation) {
   ExpectSameAsOneProcess(
       {Layout(2, 2,

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/div.h>
 #include <ATen/ops/mul.h>
 #include <c10/core/AutogradState.h>
 #include <gtest/gtest.h>
@@ -72,6 +73,29 @@ class NanForwardStep final : public ForwardStep {
   GptForwardStep gpt_;
   const int64_t at_microbatch_;
   int64_t microbatch_ = 0;
+};
+
+// GPT's forward step with a loss function of the older kind: a mean over the whole sequences of the
+// microbatch, without a number of tokens. Positions that are masked count in it.
+class MeanForwardStep final : public ForwardStep {
+ public:
+  explicit MeanForwardStep(int64_t context_parallel_size) : cp_(context_parallel_size) {}
+  absl::StatusOr<ForwardStepResult> Run(DataIterator& data, ModelChunk& model,
+                                        const at::Tensor& input) override {
+    auto result = gpt_.Run(data, model, input);
+    if (!result.ok()) return result;
+    result->loss_function = [cp = cp_, inner = result->loss_function](const at::Tensor& output) {
+      LossResult loss = inner(output);
+      loss.loss_sum = at::div(loss.loss_sum, static_cast<double>(output.numel() * cp));
+      loss.num_tokens.reset();
+      return loss;
+    };
+    return result;
+  }
+
+ private:
+  GptForwardStep gpt_;
+  const int64_t cp_;
 };
 
 // GPT's forward step, which spoils its chunk's last parameter at one microbatch.
@@ -206,6 +230,10 @@ std::vector<RankRun> RunJob(const std::string& spec_json, const RunOptions& opti
       RegisterBuiltinProviders(providers);
       const int64_t nan_at = rank == options.nan_rank ? options.nan_microbatch : 0;
       EXPECT_TRUE(providers.AddForwardStep("nan", std::make_shared<NanForwardStep>(nan_at)).ok());
+      EXPECT_TRUE(providers
+                      .AddForwardStep("mean", std::make_shared<MeanForwardStep>(
+                                                  spec.parallel.context_parallel_size))
+                      .ok());
       EXPECT_TRUE(
           providers.AddForwardStep("drift", std::make_shared<DriftForwardStep>(nan_at)).ok());
       EXPECT_TRUE(

@@ -97,6 +97,7 @@ struct RunOptions {
   Clock* clock = nullptr;  // nullptr: the real one
   // model.forward_step=nan: GPT's, whose loss is NaN on this rank at this microbatch (from 1 on).
   // model.forward_step=drift: GPT's, which there adds 1/8 to an element of its last parameter.
+  // model.forward_step=mean: GPT's, whose loss function returns a mean and no number of tokens.
   int nan_rank = 0;
   int64_t nan_microbatch = 0;
   // data.dataset_provider=short: this many samples of training and of validation data (0: none).
