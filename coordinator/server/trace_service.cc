@@ -67,7 +67,7 @@ grpc::ServerUnaryReactor* TrainingServiceImpl::GetTrace(grpc::CallbackServerCont
                                                         const v1::GetTraceRequest* request,
                                                         v1::GetTraceResponse* response) {
   const auto call = gate_->Begin(context, "/muster.v1.TrainingService/GetTrace");
-  const std::string job_id = request->job_id();
+  const std::string& job_id = request->job_id();  // the call keeps a copy
   const int64_t directive = request->directive();
   gate_->Read(call, [this, call, response, job_id, directive](const absl::Status& stopped,
                                                               const Coordinator& core, absl::Time) {
