@@ -11,6 +11,7 @@
 #include <ATen/record_function.h>
 
 #include "absl/strings/str_cat.h"
+#include "tests/worker/model/logged_work.h"
 #include "worker/model/cp_attention.h"
 #include "worker/model/gpt.h"
 
@@ -118,27 +119,11 @@ class ExchangeRecorder final : public PassingCommunicator {
     }
     traffic_.bytes += bytes;
     events_.push_back(absl::StrCat("post ", bytes));
-    return std::make_shared<RecordedWork>(events_, absl::StrCat("wait ", bytes),
-                                          inner_.SendRecv(std::move(batch)));
+    return std::make_shared<LoggedWork>(events_, absl::StrCat("wait ", bytes),
+                                        inner_.SendRecv(std::move(batch)));
   }
 
  private:
-  class RecordedWork final : public Work {
-   public:
-    RecordedWork(std::vector<std::string>& events, std::string event, WorkPtr inner)
-        : events_(events), event_(std::move(event)), inner_(std::move(inner)) {}
-    absl::Status Wait() override {
-      events_.push_back(event_);
-      return inner_->Wait();
-    }
-    bool IsDone() override { return inner_->IsDone(); }
-
-   private:
-    std::vector<std::string>& events_;
-    const std::string event_;
-    const WorkPtr inner_;
-  };
-
   std::vector<std::string> events_;
   Traffic traffic_;
 };

@@ -6,29 +6,10 @@
 #include <ATen/core/grad_mode.h>
 
 #include "common/base/check.h"
+#include "tests/worker/model/logged_work.h"
 #include "worker/parallel/parameter_slices.h"
 
 namespace muster {
-namespace {
-
-class LoggedWork final : public Work {
- public:
-  LoggedWork(std::vector<std::string>& events, std::string event, WorkPtr inner)
-      : events_(events), event_(std::move(event)), inner_(std::move(inner)) {}
-  absl::Status Wait() override {
-    events_.push_back(event_);
-    return inner_->Wait();
-  }
-  bool IsDone() override { return inner_->IsDone(); }
-
- private:
-  std::vector<std::string>& events_;
-  const std::string event_;
-  const WorkPtr inner_;
-};
-
-}  // namespace
-
 TransformerConfig TpGpt2Like() {
   TransformerConfig config = TinyConfig();
   config.num_attention_heads = config.num_query_groups = 8;
