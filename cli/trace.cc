@@ -14,6 +14,7 @@
 #include "cli/patience.h"
 #include "cli/trace_file.h"
 #include "common/base/status.h"
+#include "common/control/messages.h"
 #include "common/runtime/clock.h"
 #include "nlohmann/json.hpp"
 
@@ -22,7 +23,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int64_t kMaxIterations = 100;  // the coordinator's bound
 constexpr int64_t kDefaultTimeout = 900;
 constexpr absl::Duration kPoll = absl::Milliseconds(200);
 
@@ -40,9 +40,9 @@ absl::StatusOr<Wanted> WantedOf(const Invocation& invocation) {
                 .json = invocation.Has("--json")};
   wanted.file = invocation.Get("--output", absl::StrCat("trace-", wanted.job_id, ".json"));
   ASSIGN_OR_RETURN(wanted.iterations, invocation.GetInt("--iterations", 1, 1));
-  if (wanted.iterations > kMaxIterations) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("--iterations=", wanted.iterations, ": must be at most ", kMaxIterations));
+  if (wanted.iterations > kMaxTracedIterations) {
+    return absl::InvalidArgumentError(absl::StrCat("--iterations=", wanted.iterations,
+                                                   ": must be at most ", kMaxTracedIterations));
   }
   if (wanted.last && invocation.Has("--iterations")) {
     return absl::InvalidArgumentError(
