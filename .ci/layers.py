@@ -8,7 +8,7 @@ import sys
 
 # folder: (folders of ours that it may include, outside groups that it may see)
 BASE = ["common/base"]
-PURE1 = ["common/spec", "common/topology", "common/schedule", "common/rerun", "common/ckpt", "common/control"]
+PURE1 = ["common/spec", "common/topology", "common/schedule", "common/rerun", "common/ckpt", "common/control", "common/recovery"]
 FILES = ["common/files", "common/dataset", "common/tokenizer"]  # torch-free libraries over files
 RUNTIME = ["common/runtime"]
 RULES = {
@@ -21,6 +21,7 @@ RULES = {
     "common/files": (BASE, ["files"]),
     "common/ckpt": (BASE + ["common/files"], ["json", "files"]),
     "common/control": (BASE, ["json"]),
+    "common/recovery": (BASE + ["common/control", "common/spec", "common/topology"], ["json"]),
     "common/tokenizer": (BASE, ["json", "files"]),
     "common/dataset": (BASE + ["common/files", "common/tokenizer"], ["json", "files"]),
     "common/preflight": (BASE + ["common/spec"], ["files"]),
@@ -47,8 +48,9 @@ RULES |= {
     "worker/data": (COMMON + ["worker/comm", "worker/parallel"], TENSOR),
     "worker/provider": (COMMON + ["worker/comm", "worker/parallel", "worker/ops", "worker/data", "worker/model"], TENSOR),
     "worker/checkpoint": (COMMON + ["worker/comm", "worker/parallel"], TENSOR + ["json"]),
+    "worker/snapshot": (COMMON + ["worker/comm", "worker/parallel", "worker/checkpoint"], TENSOR + ["json"]),
     "worker/train": (COMMON + ["worker/comm", "worker/parallel", "worker/ops", "worker/moe", "worker/model", "worker/cuda", "worker/optim", "worker/data",
-                               "worker/provider", "worker/checkpoint"], TENSOR + ["json"]),
+                               "worker/provider", "worker/checkpoint", "worker/snapshot"], TENSOR + ["json"]),
 }
 # Outside headers that only some folders may see; what matches none of these is open to all.
 GROUPS = [

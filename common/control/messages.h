@@ -43,6 +43,14 @@ struct AssignMessage {  // everything a rank needs to start: one message
   int num_threads = 1;                   // CPU threads of this trainer
   int64_t directives_through = 0;        // all directives up to this number were applied before
   std::vector<std::string> plugin_dirs;  // folders that the worker's operator allowed for `plugin`
+  // Members of the epoch's first communicator beyond `world_size`: they hold state that ranks are
+  // filled from, and leave when it is given (drain, replace). `rank` >= world_size: this is one.
+  // rank -1: a spare: be warm, and wait for the next assignment.
+  int num_helpers = 0;
+  int buddy = -1;              // rank that keeps a copy of this one's snapshots; -1: nobody
+  int64_t ledger_through = 0;  // iterations that the coordinator's ledger holds
+  std::string
+      examine_json;  // not empty: this epoch reruns a step elsewhere (common/rerun/examination.h)
 };
 struct UniqueIdMessage {
   int64_t epoch = 0;
@@ -59,6 +67,11 @@ struct AbortMessage {
 struct ShutdownMessage {
   std::string reason;
 };  // leave the process
+// Are you alive, and where? Answered by the control thread at once, whatever the training thread
+// does.
+struct ProbeMessage {
+  int64_t epoch = 0, request = 0;
+};
 struct StoreReplyMessage {
   int64_t request = 0;
   bool ok = false;
@@ -164,6 +177,42 @@ struct FailedMessage {  // this rank cannot go on; the process stays, waiting fo
 // that heartbeats carry on. The step reports of one rank are the record; this is none.
 struct ProgressMessage {
   int64_t epoch = 0, iteration = 0;
+};
+
+// Where a trainer is, in answer to a probe. `ops`: of each group that has an operation under way,
+// or had one last.
+struct OpArrival {
+  std::string group;       // "world", "dp", ...
+  std::vector<int> ranks;  // global ranks of the group
+  int64_t sequence = 0;    // of the newest operation that this rank issued; 0: none
+  std::string operation;   // "all_reduce 4096 x float"
+  bool done = true;
+  double age_ms = 0;  // since it was issued
+  bool operator==(const OpArrival&) const = default;
+};
+struct ProbeReplyMessage {
+  int64_t epoch = 0, request = 0, iteration = 0;
+  std::string phase;
+  double thread_cpu_ms = 0;  // of the training thread, so far: it rises while that computes
+  std::vector<OpArrival> ops;
+};
+// Rank 0, once all ranks have their state in a new epoch: where the job goes on, and what it cost.
+struct RestoredMessage {
+  int64_t epoch = 0, iteration = 0;
+  std::string source;                // "live", "snapshot", "checkpoint", "beginning"
+  std::string text;                  // for people: who was filled from whom
+  double form_ms = 0, state_ms = 0;  // forming the communicators; restoring the state
+  int64_t bytes = 0;                 // moved between ranks
+};
+// How a rank's time was spent since its last one, a step on average. At most every 10 s.
+struct RankTimesMessage {
+  int64_t epoch = 0, iteration = 0, steps = 0;
+  double compute_ms = 0, communication_wait_ms = 0, data_ms = 0;
+};
+// A step under examination: what this rank saw of it (common/rerun/examination.h is its JSON).
+struct ExamineMessage {
+  int64_t epoch = 0, iteration = 0;
+  std::string json;
 };
 
 using AgentToTrainer = std::variant<AssignMessage, UniqueIdMessage, DirectiveMessage, AbortMessage,

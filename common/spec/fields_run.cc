@@ -70,44 +70,66 @@ Section CheckpointFields() {
 
 #define F(member) MUSTER_FIELD(rerun, member)
 Section RerunFields() {
-  return {"rerun",
-          "Checks of results, and what follows a bad one.",
-          {
-              {F(mode), OneOf({"disabled", "validate_results", "report_determinism_stats"}), "",
-               "Check results and run a suspicious step again, measure how far reruns differ, or "
-               "neither."},
-              {F(error_injection_rate), Between(0, kMaxCount), "checks",
-               "For tests: inject one error in about so many checks; 0: none."},
-              {F(error_injection_type),
-               OneOf({"transient_error", "persistent_error", "correct_result"}), "",
-               "What the injected error looks like to the rerun."},
-              {F(check_for_nan_in_loss), Anything(), "",
-               "A loss that is NaN or infinite is a bad result."},
-              {F(check_for_spiky_loss), Anything(), "",
-               "A loss ten times above the usual is a suspicious result."},
-          }};
+  return {
+      "rerun",
+      "Checks of results, and what follows a bad one.",
+      {
+          {F(mode), OneOf({"disabled", "validate_results", "report_determinism_stats"}), "",
+           "Check results and run a suspicious step again, measure how far reruns differ, or "
+           "neither."},
+          {F(error_injection_rate), Between(0, kMaxCount), "checks",
+           "For tests: inject one error in about so many checks; 0: none."},
+          {F(error_injection_type),
+           OneOf({"transient_error", "persistent_error", "correct_result"}), "",
+           "What the injected error looks like to the rerun."},
+          {F(check_for_nan_in_loss), Anything(), "",
+           "A loss that is NaN or infinite is a bad result."},
+          {F(check_for_spiky_loss), Anything(), "",
+           "A loss ten times above the usual is a suspicious result."},
+          {F(result_rejected_tracker_filename), Anything(), "",
+           "A line for each rejected result is appended to this file; iterations that it shows "
+           "to be bad are skipped at the next start.",
+           "none"},
+          {F(rerun_elsewhere), Anything(), "",
+           "Run a step whose bad result repeats again on a spare or on two exchanged workers, "
+           "at once; if not, exit with 16 for a resume on other hardware."},
+          {F(continue_on_correct), Anything(), "",
+           "Go on when the same bad result comes from other hardware too: the data or the model "
+           "is to blame."},
+      }};
 }
 #undef F
 
 #define F(member) MUSTER_FIELD(recovery, member)
 Section RecoveryFields() {
   const FieldRule milliseconds = Between(10, 3600000);
-  return {"recovery",
-          "How failures of workers are noticed and survived.",
-          {
-              {F(max_restarts), Between(0, kMaxSize), "restarts",
-               "Recoveries before the job is given up."},
-              {F(snapshot_interval), Between(0, kMaxCount), "iterations",
-               "Committed steps between two snapshots in memory; 0: none."},
-              {F(elastic), Anything(), "",
-               "Go on with fewer data parallel replicas when no worker can take a lost one's "
-               "place."},
-              {F(heartbeat_interval_ms), milliseconds, "ms", "Time between two heartbeats."},
-              {F(heartbeat_timeout_ms), milliseconds, "ms",
-               "A worker that is silent for so long is lost."},
-              {F(watchdog_timeout_s), Between(1, 31536000), "s",
-               "A collective that makes no progress for so long is reported and ended."},
-          }};
+  return {
+      "recovery",
+      "How failures of workers are noticed and survived.",
+      {
+          {F(max_restarts), Between(0, kMaxSize), "restarts",
+           "Recoveries within restart_window_s before the job is given up; 0: the first failure "
+           "ends it."},
+          {F(restart_window_s), Between(1, 31536000), "s",
+           "Older recoveries do not count against max_restarts."},
+          {F(max_failures_of_step), Between(1, kMaxCount), "failures",
+           "Failures at the same step, with none committed in between, that end the job."},
+          {F(skip_poisoned_batch), Anything(), "",
+           "Skip a step that kills its trainers again and again, with its samples, instead of "
+           "failing."},
+          {F(wait_for_workers_s), Between(0, 31536000), "s",
+           "How long a job waits for workers in the place of lost ones."},
+          {F(snapshot_interval), Between(0, kMaxCount), "iterations",
+           "Committed steps between two snapshots in memory; 0: none."},
+          {F(elastic), Anything(), "",
+           "Go on with fewer data parallel replicas when no worker can take a lost one's "
+           "place."},
+          {F(heartbeat_interval_ms), milliseconds, "ms", "Time between two heartbeats."},
+          {F(heartbeat_timeout_ms), milliseconds, "ms",
+           "A worker that is silent for so long is lost."},
+          {F(watchdog_timeout_s), Between(1, 31536000), "s",
+           "A collective that makes no progress for so long is reported and ended."},
+      }};
 }
 #undef F
 

@@ -229,11 +229,18 @@ struct RerunSpec {
       "transient_error";  // transient_error | persistent_error | correct_result
   bool check_for_nan_in_loss = true;
   bool check_for_spiky_loss = false;
+  std::optional<std::string> result_rejected_tracker_filename;
+  bool rerun_elsewhere = true;  // on a spare, or by exchanging two ranks; false: by exit and resume
+  bool continue_on_correct = false;  // the data or the model is to blame: go on
 };
 
 struct RecoverySpec {
   int64_t max_restarts = 3;
-  int64_t snapshot_interval = 1;  // committed steps
+  int64_t restart_window_s = 3600;
+  int64_t max_failures_of_step = 3;
+  bool skip_poisoned_batch = false;
+  int64_t wait_for_workers_s = 600;
+  int64_t snapshot_interval = 10;  // committed steps
   bool elastic = false;
   int64_t heartbeat_interval_ms = 500;
   int64_t heartbeat_timeout_ms = 1500;

@@ -1,0 +1,15 @@
+// Which rank keeps a copy of which rank's snapshot: one on another node, so that the loss of a node
+// leaves a copy. Pure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace muster {
+
+// `nodes[r]`: the node of rank r. Answer: the rank that keeps r's copy, on another node; -1 for all
+// when there is one node. Every rank keeps at most ceil(ranks / keepers) copies; the load is even,
+// and the same input gives the same answer.
+std::vector<int> BuddiesOf(const std::vector<std::string>& nodes);
+
+}  // namespace muster
