@@ -18,6 +18,7 @@ inline constexpr EnumName<Directive::Kind> kDirectiveKinds[] = {
     {Directive::Kind::kStop, "stop"},
     {Directive::Kind::kCheckpointAndStop, "checkpoint_and_stop"},
     {Directive::Kind::kTrace, "trace"},
+    {Directive::Kind::kReform, "reform"},
 };
 inline constexpr EnumName<StoreRequestMessage::Op> kStoreOps[] = {
     {StoreRequestMessage::Op::kSet, "set"},

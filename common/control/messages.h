@@ -20,7 +20,9 @@ inline constexpr size_t kMaxControlLine = 16 << 20;  // bytes; a longer line end
 
 // A numbered order to all trainers of a job (design 2.5). Numbers start at 1 and have no gaps.
 struct Directive {
-  enum class Kind { kCheckpoint, kEvaluate, kStop, kCheckpointAndStop, kTrace };
+  // kReform: end the attempt at this step's boundary with the state in memory, say phase "yielded",
+  // and wait for the next assignment (drain, replace, growth).
+  enum class Kind { kCheckpoint, kEvaluate, kStop, kCheckpointAndStop, kTrace, kReform };
   int64_t number = 0;
   Kind kind = Kind::kCheckpoint;
   std::string reason;  // "requested by cancel", ...
@@ -47,7 +49,10 @@ struct AssignMessage {  // everything a rank needs to start: one message
   // filled from, and leave when it is given (drain, replace). `rank` >= world_size: this is one.
   // rank -1: a spare: be warm, and wait for the next assignment.
   int num_helpers = 0;
-  int buddy = -1;              // rank that keeps a copy of this one's snapshots; -1: nobody
+  int buddy = -1;  // rank that keeps a copy of this one's snapshots; -1: nobody
+  // File that outlives the trainer, where it keeps its snapshots: "/proc/<agent>/fd/<n>"; empty:
+  // none.
+  std::string snapshot_memory;
   int64_t ledger_through = 0;  // iterations that the coordinator's ledger holds
   std::string
       examine_json;  // not empty: this epoch reruns a step elsewhere (common/rerun/examination.h)

@@ -41,6 +41,8 @@ const char* DirectiveKindName(Directive::Kind kind) {
       return "checkpoint_and_stop";
     case Directive::Kind::kTrace:
       return "trace";
+    case Directive::Kind::kReform:
+      return "reform";
   }
   return "?";
 }

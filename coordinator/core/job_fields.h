@@ -33,6 +33,7 @@ inline constexpr EnumName<Directive::Kind> kDirectiveKindNames[] = {
     {Directive::Kind::kStop, "stop"},
     {Directive::Kind::kCheckpointAndStop, "checkpoint_and_stop"},
     {Directive::Kind::kTrace, "trace"},
+    {Directive::Kind::kReform, "reform"},
 };
 
 #define MUSTER_FIELD(member) v(#member, m.member)

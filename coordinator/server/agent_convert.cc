@@ -84,6 +84,8 @@ v1::DirectiveKind ToKind(Directive::Kind kind) {
       return v1::DIRECTIVE_KIND_CHECKPOINT_AND_STOP;
     case Directive::Kind::kTrace:
       return v1::DIRECTIVE_KIND_TRACE;
+    case Directive::Kind::kReform:
+      return v1::DIRECTIVE_KIND_REFORM;
   }
   return v1::DIRECTIVE_KIND_UNSPECIFIED;
 }

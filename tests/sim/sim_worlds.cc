@@ -57,6 +57,7 @@ void SimTrainers::StepWorld(World& world) {
       case Directive::Kind::kStop:
         stop = true;
         break;
+      case Directive::Kind::kReform:  // not sent yet
       case Directive::Kind::kTrace:  // changes nothing that the coordinator hears of
         break;
     }

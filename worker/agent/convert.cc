@@ -17,6 +17,8 @@ std::optional<Directive::Kind> ToKind(v1::DirectiveKind kind) {
       return Directive::Kind::kCheckpointAndStop;
     case v1::DIRECTIVE_KIND_TRACE:
       return Directive::Kind::kTrace;
+    case v1::DIRECTIVE_KIND_REFORM:
+      return Directive::Kind::kReform;
     default:
       return std::nullopt;
   }

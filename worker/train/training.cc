@@ -140,6 +140,8 @@ class Training {
         case Directive::Kind::kTrace:
           trace_requested = directive;  // the newest one counts
           break;
+        case Directive::Kind::kReform:
+          break;
       }
     }
     if (EvaluateAfterStep(eval_options_, Iteration(), evaluation_requested).evaluate) {
