@@ -13,6 +13,7 @@
 
 #include "absl/status/status.h"
 #include "absl/time/time.h"
+#include "common/control/device_check.h"
 #include "common/control/messages.h"
 #include "common/spec/spec_json.h"
 
@@ -45,13 +46,25 @@ struct ExitedReport {
   std::optional<int> exit_code, signal;  // neither: it never ran, see launch_error
   std::string launch_error;
   std::vector<std::string> last_log_lines;
+  bool oom_killed = false;  // its memory limit was hit: the kernel killed it, or a child of it
 };
 struct LogLines {
   std::vector<std::string> lines;
 };
-using ReportBody = std::variant<PhaseMessage, PublishUniqueIdMessage, StepMessage,
-                                EvaluationMessage, CheckpointMessage, EventMessage, DoneMessage,
-                                FailedMessage, ExitedReport, LogLines>;
+// What an agent found when it was asked by a ProbeOrder: the process from outside, and what its
+// trainer answered within the agent's limit.
+struct ProbeReport {
+  int64_t request = 0;
+  bool running = false;                    // the process is there
+  std::string process_state;               // of /proc/PID/stat: "R", "S", "D", "T", ...
+  double cpu_ms = 0;                       // of the whole process, so far
+  std::optional<ProbeReplyMessage> reply;  // none: it did not answer in time
+};
+using ReportBody =
+    std::variant<PhaseMessage, PublishUniqueIdMessage, StepMessage, EvaluationMessage,
+                 CheckpointMessage, EventMessage, DoneMessage, FailedMessage, ExitedReport,
+                 LogLines, RestoredMessage, RankTimesMessage, ExamineMessage, ProbeReport,
+                 DeviceCheck>;  // DeviceCheck: of the worker, also after its trainer's ExitedReport
 struct TrainerReport {
   AssignmentRef assignment;  // the epoch here counts, not the one inside the body
   ReportBody body;
@@ -63,6 +76,7 @@ struct RegisterAgent {
   int protocol_version = 1;
   int num_cpus = 1;
   std::vector<WorkerInfo> workers;
+  std::vector<DeviceCheck> checks;  // of `workers`, in their order; empty: of an older agent
 };
 struct OpenStream {
   std::string incarnation;
@@ -143,11 +157,17 @@ struct LaunchMessage {
   std::string spec_json;
   int world_size = 1;
   int64_t directives_through = 0;
+  int num_helpers = 0;         // members beyond world_size, which give their state and leave
+  int64_t ledger_through = 0;  // iterations that the ledger holds
+  std::string examine_json;    // not empty: a step is rerun elsewhere
+  // All of this node. A trainer of the same job that lives on the worker is handed the assignment;
+  // where none lives, a process is started. rank -1: a spare, that gets warm and waits.
   struct Assignment {
     std::string worker;
     int rank = 0;
     std::string host_address, device;
     int num_threads = 1;
+    int buddy = -1;  // rank that keeps a copy of this one's snapshots; -1: nobody
   };
   std::vector<Assignment> assignments;
 };
@@ -175,9 +195,19 @@ struct StopTrainerMessage {
 struct AckMessage {
   int64_t through = 0;
 };
+// The job has ended: memory that was kept for it (snapshots) is free.
+struct ForgetJobMessage {
+  std::string job_id;
+};
+// Where are the trainers of this job on this node? Answered by a ProbeReport of each.
+struct ProbeOrder {
+  std::string job_id;
+  int64_t epoch = 0;
+  int64_t request = 0;
+};
 using AgentMessage =
     std::variant<WelcomeMessage, LaunchMessage, UniqueIdBroadcast, DirectiveBroadcast,
-                 AbortBroadcast, StopTrainerMessage, AckMessage>;
+                 AbortBroadcast, StopTrainerMessage, AckMessage, ForgetJobMessage, ProbeOrder>;
 
 // ---- actions
 struct SendToAgent {
