@@ -5,12 +5,14 @@
 #include <string>
 
 #include "absl/status/statusor.h"
+#include "absl/strings/string_view.h"
 #include "common/spec/job_spec.h"
 
 namespace muster {
 
-// The largest dp <= `replicas` with global_batch_size divisible by micro_batch_size * dp; 0: none
-// (not for replicas >= 1 and a valid spec).
+// The largest dp <= `replicas` that the job can be run with: global_batch_size divisible by
+// micro_batch_size * dp, and whatever other rules of validate.h depend on dp (expert parallelism,
+// ramp-up, optimizer instances). 0: none.
 int64_t LargestDataParallelSize(const JobSpec& spec, int64_t replicas);
 
 // Ranks of one replica: tp * cp * pp. Expert parallelism spans replicas; a dp that it does not
@@ -18,7 +20,8 @@ int64_t LargestDataParallelSize(const JobSpec& spec, int64_t replicas);
 int64_t RanksOfReplica(const JobSpec& spec);
 
 // The spec of the same job with `dp` replicas: resources.world_size changes, the global batch does
-// not. INVALID_ARGUMENT names the rule that such a job breaks.
-absl::StatusOr<std::string> SpecWithReplicas(const std::string& spec_json, int64_t dp);
+// not (it is written down where it was left to default). INVALID_ARGUMENT names the rule that such
+// a job breaks.
+absl::StatusOr<std::string> SpecWithReplicas(absl::string_view spec_json, int64_t dp);
 
 }  // namespace muster

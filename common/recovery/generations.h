@@ -3,6 +3,11 @@
 // copy (and its buddy's copy) has ended, and *counted* when the step's agreement says that it is
 // complete on all ranks. Pure.
 //
+// All ranks try the same generations: a try begins at a step's boundary, and whether it does
+// follows from what all know (Due). At most one try is open; it ends on all ranks in the same
+// agreement, counted or given up. Without that, ranks that leave out different ones would agree on
+// a minimum that some of them do not hold.
+//
 // Invariants: three slots; the newest counted generation is never overwritten before a newer one is
 // counted; at most one is being written.
 #pragma once
@@ -10,14 +15,15 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <utility>
 #include <vector>
-
-#include "absl/status/status.h"
 
 namespace muster {
 
 inline constexpr int kSnapshotSlots = 3;
 inline constexpr int64_t kNoGeneration = -1;
+// A vote, and its result: the open try failed on some rank. Stronger than all others.
+inline constexpr int64_t kGivenUp = -2;
 
 class Generations {
  public:
@@ -26,27 +32,43 @@ class Generations {
   explicit Generations(const std::array<int64_t, kSnapshotSlots>& complete = {
                            kNoGeneration, kNoGeneration, kNoGeneration});
 
-  // The slot that the snapshot of `iteration` goes to; nullopt: none is free (the last ones are not
-  // counted yet), so this one is left out. Must not be called while one is being written.
+  // Asked after each commit, and after a recovery: all ranks begin a try of `iteration` now. The
+  // same answer on all. No try is open and the last counted one is `interval` committed steps old;
+  // interval 0: never.
+  bool Due(int64_t iteration, int64_t interval) const;
+  // Opens the try. The slot that the snapshot goes to; nullopt: a given-up copy is still being
+  // written, so that this rank cannot, and its vote gives the try up for all.
   std::optional<int> Begin(int64_t iteration);
-  // The one that is being written is complete here: what this rank enters into the agreement.
+  // The copy that is being written has ended, buddy's included. One of a try that was given up
+  // meanwhile only frees its slot.
   void Complete();
-  // It failed or was given up: the slot is free.
+  // It failed: the slot is free, and the vote gives the try up for all.
   void GiveUp();
-  // The agreement's answer: complete on all ranks through this generation.
-  void Counted(int64_t iteration);
-  // After a recovery that went on from `iteration`: what is newer is of a discarded future.
-  void DropAfter(int64_t iteration);
 
-  int64_t newest_complete() const;  // kNoGeneration: none
+  // What this rank enters into the agreement (StepVote::snapshot_complete), and the agreement's
+  // answer (StepDecision::snapshots_counted): to be handed in before the next Due.
+  int64_t vote() const;
+  void Counted(int64_t result);
+
+  // After a recovery that goes on from `iteration`, before the next step: what is newer is of a
+  // discarded future, the open try is none any more; a copy under way must have ended (GiveUp).
+  // `counted`: RestoreDecision::snapshots.
+  void Restored(int64_t iteration, int64_t counted);
+
+  int64_t newest_complete() const;  // on this rank alone; kNoGeneration: none
   int64_t newest_counted() const { return counted_; }
+  std::optional<int64_t> open_try() const { return try_; }
   std::optional<int64_t> writing() const;
   // Complete ones, ascending, with their slots.
   std::vector<std::pair<int64_t, int>> complete() const;
 
  private:
+  std::optional<int> SlotOf(int64_t iteration) const;
+
   std::array<int64_t, kSnapshotSlots> complete_;
   std::optional<std::pair<int, int64_t>> writing_;  // slot, iteration
+  std::optional<int64_t> try_;
+  bool failed_ = false;  // the open try, here
   int64_t counted_ = kNoGeneration;
 };
 

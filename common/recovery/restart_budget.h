@@ -2,7 +2,8 @@
 // recovery.restart_window_s, recovery.max_failures_of_step). Pure.
 //
 // A recovery that is hit by another failure before any step was committed is the same incident
-// going on: it costs nothing of the window's budget, but counts for the step.
+// going on: it costs nothing of the window's budget, but counts for the step. Steps that are run
+// again after a rollback end the incident, but are no progress of the step that failed.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ namespace muster {
 struct RestartBudgetOptions {
   int64_t max_restarts = 3;
   absl::Duration window = absl::Hours(1);  // restarts older than this do not count
-  int64_t max_failures_of_step = 3;        // the same step, with none committed in between
+  int64_t max_failures_of_step = 3;        // the same step, without being committed in between
 };
 
 // How a failure looks to the budget.
@@ -38,7 +39,7 @@ class RestartBudget {
   explicit RestartBudget(const RestartBudgetOptions& options) : options_(options) {}
 
   RestartVerdict OnFailure(const FailureAt& failure, absl::Time now);
-  // A step was committed: the incident is over.
+  // A step was committed, for the first time or again.
   void OnCommitted(int64_t iteration);
 
   // What a journal keeps.
