@@ -17,7 +17,7 @@ RULES = {
     "common/spec": (BASE + ["common/topology"], ["json"]),
     "common/topology": (BASE, []),
     "common/schedule": (BASE + ["common/spec", "common/topology"], []),
-    "common/rerun": (BASE, []),
+    "common/rerun": (BASE, ["json"]),
     "common/files": (BASE, ["files"]),
     "common/ckpt": (BASE + ["common/files"], ["json", "files"]),
     "common/control": (BASE, ["json"]),
