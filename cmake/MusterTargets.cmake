@@ -26,7 +26,7 @@ add_custom_target(asan_tests)
 add_custom_target(tsan_tests)
 
 # ThreadSanitizer: what links neither torch nor gRPC. AddressSanitizer: that, and RPC.
-set(MUSTER_TSAN_FOLDERS "^(common/(base|runtime|spec|topology|schedule|rerun|ckpt|control|dataset|tokenizer)|coordinator/(core|engine)|worker/core|sim)$")
+set(MUSTER_TSAN_FOLDERS "^(common/(base|runtime|spec|topology|schedule|rerun|ckpt|control|recovery|dataset|tokenizer)|coordinator/(core|engine)|worker/core|sim)$")
 set(MUSTER_ASAN_FOLDERS "^(common/.*|coordinator/.*|worker/(core|agent)|sim)$")
 
 include(GoogleTest)
