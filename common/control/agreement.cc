@@ -14,7 +14,7 @@ constexpr int64_t kNormTooLarge = 1, kFoundInf = 2;
 AgreementVector ToVector(const StepVote& vote) {
   const int64_t skip = vote.found_inf ? kFoundInf : vote.norm_too_large ? kNormTooLarge : 0;
   return {-vote.gap_free_directive, skip, vote.something_wrong ? 1 : 0,
-          static_cast<int64_t>(vote.exit_wish)};
+          static_cast<int64_t>(vote.exit_wish), -vote.snapshot_complete};
 }
 
 StepDecision FromReduced(const AgreementVector& reduced) {
@@ -26,6 +26,7 @@ StepDecision FromReduced(const AgreementVector& reduced) {
   // A newer peer's unknown stronger wish is taken as the strongest that is known here.
   decision.exit_wish = static_cast<ExitWish>(
       std::clamp<int64_t>(reduced[3], 0, static_cast<int64_t>(ExitWish::kSignal)));
+  decision.snapshots_counted = -reduced[4];
   return decision;
 }
 

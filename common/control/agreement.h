@@ -1,4 +1,4 @@
-// The step's agreement (design 2.5): each rank enters four int64 into one world-wide MAX
+// The step's agreement (design 2.5): each rank enters five int64 into one world-wide MAX
 // all-reduce when its gradients are final, before its optimizer step. From the reduced vector all
 // ranks draw the same conclusions, without a round trip to the coordinator. Pure.
 //
@@ -8,6 +8,8 @@
 //           threshold from which on steps are skipped
 //   slot 2  something is wrong here: 1 where a result was rejected
 //   slot 3  exit wish: an ExitWish, the strongest over ranks wins
+//   slot 4  minus the newest snapshot generation that is complete here; the maximum is minus the
+//           newest one that is complete on all ranks (1: some rank has none)
 #pragma once
 
 #include <array>
@@ -15,7 +17,7 @@
 
 namespace muster {
 
-using AgreementVector = std::array<int64_t, 4>;
+using AgreementVector = std::array<int64_t, 5>;
 
 // Why a rank would like to leave after this step. In rising order of strength.
 enum class ExitWish : int64_t {
@@ -30,6 +32,7 @@ struct StepVote {
   bool norm_too_large = false;  // optimizer.grad_norm_skip_threshold
   bool something_wrong = false;
   ExitWish exit_wish = ExitWish::kNone;
+  int64_t snapshot_complete = -1;  // newest generation (an iteration) complete here; -1: none
   bool operator==(const StepVote&) const = default;
 };
 
@@ -40,6 +43,7 @@ struct StepDecision {
   bool norm_too_large = false;           // any rank: the same, unless found_inf
   bool something_wrong = false;          // any rank: hold, rerun
   ExitWish exit_wish = ExitWish::kNone;  // strongest of any rank
+  int64_t snapshots_counted = -1;        // newest generation that every rank holds; -1: none
   bool operator==(const StepDecision&) const = default;
 };
 

@@ -23,9 +23,12 @@
 #include "worker/parallel/parallel_context.h"
 #include "worker/parallel/rng.h"
 #include "worker/provider/provider.h"
+#include "worker/train/open_step.h"
 #include "worker/train/trace_recorder.h"
 
 namespace muster {
+
+class StepRerun;  // step_rerun.h
 
 // Where the job is; the same on every rank.
 struct Progress {
@@ -54,7 +57,11 @@ struct JobState {
   std::optional<LossScaler> loss_scaler;
   std::optional<MicrobatchCalculator> microbatches;
   Progress progress;
-  TraceRecorder* trace = nullptr;  // records this step; null: nobody does
+  std::optional<OpenStep> open_step;         // from its first pass to its commit
+  std::optional<TrainStepResult> last_step;  // the newest that was committed here
+  AgreedResult agreed;
+  std::shared_ptr<StepRerun> rerun;  // null until a training prepares it
+  TraceRecorder* trace = nullptr;    // records this step; null: nobody does
 };
 
 // Does this rank compute losses? Its last chunk ends the model then.

@@ -2,17 +2,24 @@
 
 #include <ATen/ATen.h>
 
+#include <tuple>
+
 #include "common/base/status.h"
 #include "common/runtime/log.h"
 
 namespace muster {
+namespace {
+
+constexpr int64_t kVotes = std::tuple_size_v<AgreementVector>;
+
+}  // namespace
 
 StepAgreement::StepAgreement(Communicator& world, TrainerHost& host, int64_t applied_through,
                              at::Device device)
     : world_(world),
       host_(host),
       log_(applied_through),
-      votes_(at::zeros({4}, at::TensorOptions().dtype(at::kLong).device(device))) {}
+      votes_(at::zeros({kVotes}, at::TensorOptions().dtype(at::kLong).device(device))) {}
 
 absl::StatusOr<AgreedStep> StepAgreement::Agree(StepVote mine) {
   for (const Directive& directive : host_.TakeDirectives()) {
@@ -23,7 +30,7 @@ absl::StatusOr<AgreedStep> StepAgreement::Agree(StepVote mine) {
   mine.gap_free_directive = log_.gap_free_through();
   AgreementVector vector = ToVector(mine);
   // A world of one reduces too: an abort must end its attempt as well.
-  at::Tensor host_votes = at::from_blob(vector.data(), {4}, at::kLong);
+  at::Tensor host_votes = at::from_blob(vector.data(), {kVotes}, at::kLong);
   votes_.copy_(host_votes);
   if (absl::Status status = world_.AllReduce(votes_, ReduceOp::kMax)->Wait(); !status.ok()) {
     return Annotate(status, "the step's agreement");
@@ -31,6 +38,7 @@ absl::StatusOr<AgreedStep> StepAgreement::Agree(StepVote mine) {
   host_votes.copy_(votes_);
   AgreedStep step;
   step.decision = FromReduced(vector);
+  step.vector = vector;
   step.directives = log_.Apply(step.decision.apply_directives_through);
   return step;
 }

@@ -17,6 +17,7 @@ namespace muster {
 
 struct AgreedStep {
   StepDecision decision;
+  AgreementVector vector{};  // what was reduced
   std::vector<Directive>
       directives;  // to act on at the end of this step, in order; the same on every rank
 };
@@ -26,7 +27,7 @@ class StepAgreement {
   // `applied_through`: directives up to this number were applied before the assignment.
   StepAgreement(Communicator& world, TrainerHost& host, int64_t applied_through, at::Device device);
 
-  // One MAX all-reduce of four int64 over the world. Fails as the collective does. `mine`: what
+  // One MAX all-reduce of five int64 over the world. Fails as the collective does. `mine`: what
   // this rank says; its directives are filled in here.
   absl::StatusOr<AgreedStep> Agree(StepVote mine);
 
@@ -36,7 +37,7 @@ class StepAgreement {
   Communicator& world_;
   TrainerHost& host_;
   DirectiveLog log_;
-  at::Tensor votes_;  // (4) int64 on the communicator's device, reused
+  at::Tensor votes_;  // (5) int64 on the communicator's device, reused
 };
 
 }  // namespace muster

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
+#include "common/schedule/from_spec.h"
 #include "common/spec/per_layer.h"
 #include "worker/parallel/finalize_grads.h"
 #include "worker/train/run_passes.h"
@@ -53,14 +54,6 @@ absl::Status RejectedStep(const JobState& state, const Rejection& mine) {
                    " on rank ", rank, "; rerun.check_for_nan_in_loss=false lets such steps pass"));
 }
 
-// After an update: what other ranks own becomes whole here, unless the next forward passes gather
-// it.
-absl::Status GatherParameters(JobState& state) {
-  if (!state.ddp->gathers_behind_forward())
-    RETURN_IF_ERROR(Annotate(state.ddp->SyncParams(), "gathering parameters"));
-  return Annotate(state.optimizer->GatherUpdatedParams(), "gathering parameters");
-}
-
 // MoE layers of the job whose side losses are logged; 0: they have none. The same on every rank.
 int64_t LayersWithSideLosses(const ModelSpec& model) {
   const auto weighs = [](double coeff) { return coeff != 0; };
@@ -72,15 +65,11 @@ int64_t LayersWithSideLosses(const ModelSpec& model) {
   return std::count(layers.begin(), layers.end(), true);
 }
 
-}  // namespace
-
-absl::StatusOr<TrainStepResult> TrainStep(JobState& state, const DataIterators& data,
-                                          StepAgreement& agreement, ExitWish wish, Timers& timers) {
-  TrainStepResult out;
-  ASSIGN_OR_RETURN(out.batch,
-                   state.microbatches->CheckedSizes(state.progress.consumed_train_samples));
-  out.loss_scale = state.loss_scaler->scale();
-
+// Passes, final gradients, norms, reduced losses: all of the step's communication but the
+// agreement and the gathers. Returns what this rank rejects.
+absl::StatusOr<Rejection> PrepareTrainStep(JobState& state, const DataIterators& data,
+                                           OpenStep& step, Timers& timers) {
+  TrainStepResult& out = step.result;
   state.ddp->ZeroGradBuffer();
   state.experts->BeginStep();
   ForwardBackwardResult passes;
@@ -103,56 +92,100 @@ absl::StatusOr<TrainStepResult> TrainStep(JobState& state, const DataIterators& 
     RETURN_IF_ERROR(
         FinalizeModelGrads(*state.ddp, state.parallel, num_tokens, state.experts.get()));
   }
-  PreparedStep prepared;
   {
     Timers::Scope timer(timers, "optimizer");
-    ASSIGN_OR_RETURN(prepared, state.optimizer->PrepareStep(out.loss_scale));
-  }
-  {
-    Timers::Scope timer(timers, "agreement");
-    const Rejection rejected = RejectedResult(state, passes);
-    const bool wrong = rejected.of != Rejection::Of::kNothing;
-    ASSIGN_OR_RETURN(AgreedStep agreed, agreement.Agree({.found_inf = prepared.found_inf,
-                                                         .norm_too_large = prepared.norm_too_large,
-                                                         .something_wrong = wrong,
-                                                         .exit_wish = wish}));
-    if (agreed.decision.something_wrong) return RejectedStep(state, rejected);
-    out.decision = agreed.decision;
-    out.directives = std::move(agreed.directives);
-    prepared.found_inf = agreed.decision.found_inf;
-    prepared.norm_too_large = agreed.decision.norm_too_large;
-  }
-  {
-    Timers::Scope timer(timers, "optimizer");
-    state.loss_scaler->Update(prepared.found_inf);
-    // Moved by skipped steps too, which have routed tokens all the same.
-    state.experts->CommitBiases(state.spec.model.moe_router_bias_update_rate);
-    const StepResult step = state.optimizer->CommitStep(prepared);
-    out.skipped = !step.success;
-    out.grad_norm = step.grad_norm;
-    out.num_zeros = step.num_zeros;
-    const int64_t samples = out.batch.num_microbatches * state.spec.training.micro_batch_size *
-                            state.sizes.data_parallel_size;
-    if (step.success) {
-      RETURN_IF_ERROR(GatherParameters(state));
-      state.lr_schedule->Step(samples);
-      ApplySchedule(*state.lr_schedule, *state.optimizer);
-    }
-    state.progress.consumed_train_samples += samples;
-    state.progress.skipped_train_samples +=
-        out.batch.global_batch_size - out.batch.running_batch_size;
-  }
-  if (state.spec.training.log_params_norm) {
-    ASSIGN_OR_RETURN(out.params_norm, state.optimizer->ParamsNorm());
+    ASSIGN_OR_RETURN(step.optimizer, state.optimizer->PrepareStep(out.loss_scale));
   }
   Timers::Scope timer(timers, "loss-reduction");
+  Rejection rejected = RejectedResult(state, passes);
   ASSIGN_OR_RETURN(out.losses, ReduceReported(passes.reported, state.parallel.Group("dp_cp")));
   if (const int64_t moe_layers = LayersWithSideLosses(state.spec.model); moe_layers > 0) {
     ASSIGN_OR_RETURN(out.side_losses,
                      state.experts->ReduceSideLosses(state.parallel, state.device,
                                                      out.batch.num_microbatches, moe_layers));
   }
-  return out;
+  return rejected;
+}
+
+}  // namespace
+
+absl::StatusOr<TrainStepResult> TrainStep(JobState& state, const DataIterators& data,
+                                          StepAgreement& agreement, ExitWish wish, Timers& timers) {
+  OpenStep& step =
+      state.open_step.emplace(OpenStep{.rng_at_start = RngSnapshot(state.rng.Generators())});
+  ASSIGN_OR_RETURN(step.result.batch,
+                   state.microbatches->CheckedSizes(state.progress.consumed_train_samples));
+  step.result.loss_scale = state.loss_scaler->scale();
+  ASSIGN_OR_RETURN(const Rejection rejected, PrepareTrainStep(state, data, step, timers));
+  AgreedStep agreed;
+  {
+    Timers::Scope timer(timers, "agreement");
+    const bool wrong = rejected.of != Rejection::Of::kNothing;
+    step.prepared = !wrong;
+    ASSIGN_OR_RETURN(agreed, agreement.Agree({.found_inf = step.optimizer.found_inf,
+                                              .norm_too_large = step.optimizer.norm_too_large,
+                                              .something_wrong = wrong,
+                                              .exit_wish = wish}));
+    if (agreed.decision.something_wrong) {
+      step.prepared = false;
+      return RejectedStep(state, rejected);
+    }
+  }
+  Timers::Scope timer(timers, "optimizer");
+  CommitOpenStep(state, agreed.vector);
+  state.last_step->directives = std::move(agreed.directives);
+  RETURN_IF_ERROR(GatherAfterCommit(state));
+  return *state.last_step;
+}
+
+void CommitOpenStep(JobState& state, const AgreementVector& agreed) {
+  OpenStep& step = *state.open_step;
+  TrainStepResult& out = step.result;
+  step.committing = true;
+  out.decision = FromReduced(agreed);
+  step.optimizer.found_inf = out.decision.found_inf;
+  step.optimizer.norm_too_large = out.decision.norm_too_large;
+  state.loss_scaler->Update(step.optimizer.found_inf);
+  // Moved by skipped steps too, which have routed tokens all the same.
+  state.experts->CommitBiases(state.spec.model.moe_router_bias_update_rate);
+  const StepResult update = state.optimizer->CommitStep(step.optimizer);
+  out.skipped = !update.success;
+  out.grad_norm = update.grad_norm;
+  out.num_zeros = update.num_zeros;
+  const int64_t samples = out.batch.num_microbatches * state.spec.training.micro_batch_size *
+                          state.sizes.data_parallel_size;
+  if (update.success) {
+    state.lr_schedule->Step(samples);
+    ApplySchedule(*state.lr_schedule, *state.optimizer);
+  }
+  Progress& progress = state.progress;
+  ++progress.iteration;
+  progress.consumed_train_samples += samples;
+  progress.skipped_train_samples += out.batch.global_batch_size - out.batch.running_batch_size;
+  progress.floating_point_operations_so_far +=
+      FlopsOfBatch(FlopsModelOf(state.spec, state.sizes), out.batch.running_batch_size,
+                   state.spec.model.seq_length);
+  state.agreed = {.vector = agreed, .iteration = progress.iteration};
+  state.last_step = std::move(out);
+  state.open_step.reset();
+}
+
+void DropOpenStep(JobState& state) {
+  if (!state.open_step.has_value()) return;
+  state.open_step->rng_at_start.Restore();
+  state.open_step.reset();
+}
+
+absl::Status GatherAfterCommit(JobState& state) {
+  if (!state.last_step.has_value() || !state.last_step->skipped) {
+    if (!state.ddp->gathers_behind_forward())
+      RETURN_IF_ERROR(Annotate(state.ddp->SyncParams(), "gathering parameters"));
+    RETURN_IF_ERROR(Annotate(state.optimizer->GatherUpdatedParams(), "gathering parameters"));
+  }
+  if (state.last_step.has_value() && state.spec.training.log_params_norm) {
+    ASSIGN_OR_RETURN(state.last_step->params_norm, state.optimizer->ParamsNorm());
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace muster

@@ -1,43 +1,37 @@
-// One training step (reference 12.3): forward and backward passes, final gradients, the agreement
-// that commits the step, the optimizer, the reduced loss. One thread.
+// One training step (reference 12.3): forward and backward passes, final gradients, norms and
+// reduced losses, the agreement that commits the step, the update, the gathers of parameters.
+//
+// The order is what recovery stands on (design 2.5): when the agreement returned on any rank, every
+// rank holds all that it needs to commit and to report the step without talking to anybody. One
+// thread.
 #pragma once
 
-#include <map>
-#include <optional>
-#include <string>
-#include <vector>
-
 #include "absl/status/statusor.h"
-#include "common/control/messages.h"
+#include "common/control/agreement.h"
 #include "worker/train/job_data.h"
 #include "worker/train/job_state.h"
+#include "worker/train/open_step.h"
 #include "worker/train/step_agreement.h"
 #include "worker/train/timers.h"
 
 namespace muster {
 
-struct TrainStepResult {
-  std::map<std::string, double>
-      losses;  // last stage only: reduced over dp_cp; "lm loss" and whatever else is reported
-  // Of the MoE layers, by Megatron's names ("load_balancing_loss"), over their coefficients; the
-  // same on every rank.
-  std::map<std::string, double> side_losses;
-  // found_inf, or a norm above optimizer.grad_norm_skip_threshold: parameters unchanged; the
-  // samples are consumed all the same.
-  bool skipped = false;
-  std::optional<double> grad_norm;  // none with found_inf
-  std::optional<int64_t> num_zeros;
-  std::optional<double> params_norm;  // with training.log_params_norm, after the update
-  BatchSizes batch;                   // that this step used
-  double loss_scale = 1;              // that this step used
-  StepDecision decision;              // of the agreement
-  std::vector<Directive> directives;  // to act on at this step's end
-};
-
-// Collective. On return the step is committed on every rank, and `state` is advanced except for
-// progress.iteration and the FLOPs. INTERNAL "iteration k: loss is nan ..." when a result is
-// rejected on any rank (rerun.mode validate_results).
+// Collective. On return the step is committed on every rank, and `state` is advanced. INTERNAL
+// "iteration k: loss is nan ..." when a result is rejected on any rank (rerun.mode
+// validate_results). After an error state.open_step says how far this rank came.
 absl::StatusOr<TrainStepResult> TrainStep(JobState& state, const DataIterators& data,
                                           StepAgreement& agreement, ExitWish wish, Timers& timers);
+
+// The parts of it that recovery calls, too.
+//
+// Commits the prepared step that is open, with the agreement's result: the update of what this rank
+// owns, scaler, schedule, progress. Talks to nobody, cannot fail. The step's result stands in
+// state.last_step afterwards, its directives excepted.
+void CommitOpenStep(JobState& state, const AgreementVector& agreed);
+// Drops the open step, if there is one: the random states of its start are put back.
+void DropOpenStep(JobState& state);
+// After a commit: what other ranks own becomes whole here, unless the next forward passes gather
+// it; params_norm. Collective; may be repeated.
+absl::Status GatherAfterCommit(JobState& state);
 
 }  // namespace muster

@@ -99,11 +99,7 @@ class Training {
       // From the first step on that was not skipped.
       if (!step.skipped && !GathersBehindForward() && ddp().gathers_behind_forward())
         ddp().EnableForwardPreHook();
-      ++state_->progress.iteration;
       options_.host.NoteProgress(options_.epoch, Iteration());
-      state_->progress.floating_point_operations_so_far +=
-          FlopsOfBatch(FlopsModelOf(state_->spec, state_->sizes), step.batch.running_batch_size,
-                       state_->spec.model.seq_length);
       Report(step);
       RETURN_IF_ERROR(trace_.EndStep());
       RETURN_IF_ERROR(AfterStep(step));

@@ -47,6 +47,12 @@ TEST(AgreementTest, OneRankIsEnoughToSkipForTheNormAndFoundInfIsStronger) {
   EXPECT_TRUE(both.found_inf);
 }
 
+TEST(AgreementTest, ASnapshotCountsOnceEveryRankHoldsIt) {
+  EXPECT_EQ(Agree({{.snapshot_complete = 20}, {.snapshot_complete = 10}}).snapshots_counted, 10);
+  EXPECT_EQ(Agree({{.snapshot_complete = 20}, {}}).snapshots_counted, -1);
+  EXPECT_EQ(Agree({{.snapshot_complete = 0}, {.snapshot_complete = 5}}).snapshots_counted, 0);
+}
+
 // N ranks step together; a coordinator sends directives to each over a network that delays,
 // repeats and reorders. Every rank must apply each directive at the same step, once, in order.
 struct Delivery {

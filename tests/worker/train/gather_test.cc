@@ -32,7 +32,7 @@ std::string Trace(const TrainTestRoot& root, std::vector<std::string> settings,
   if (steps != nullptr) *steps = StepsOf(ranks);
   std::string trace;
   for (const std::string& event : *log) {
-    if (event == "world max 4") trace += 'A';
+    if (event == "world max 5") trace += 'A';
     if (event == "world barrier") trace += 'B';
     if (absl::StrContains(event, "dp_cp all_gather") && !absl::StartsWith(event, "tp_dp_cp"))
       trace += 'G';
