@@ -10,6 +10,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "numbers are stored little-endian");
 constexpr int64_t kMostDims = 16;
+constexpr int64_t kMostElements = int64_t{1} << 50;
 
 }  // namespace
 
@@ -88,7 +89,12 @@ TransferSlice ByteReader::Slice() {
   slice.box.flat_end = Number();
   slice.allow_dim0_padding = Number() != 0;
   const size_t dims = slice.global_shape.size();
-  if (slice.box.offset.size() != dims || slice.box.shape.size() != dims) ok_ = false;
+  if (slice.box.offset.size() != dims || slice.box.shape.size() != dims ||
+      slice.box.flat_begin < 0 || slice.box.flat_end < slice.box.flat_begin ||
+      slice.box.flat_end > kMostElements) {
+    ok_ = false;
+    return {};
+  }
   return slice;
 }
 
