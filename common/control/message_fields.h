@@ -29,6 +29,8 @@ constexpr auto& NamesOf(StoreRequestMessage::Op) { return kStoreOps; }
 
 // ---- the fields of each message
 #define MUSTER_FIELD(member) v(#member, m.member)
+// Added after version 1: where the peer does not send it, the value that is named here.
+#define MUSTER_LATER_FIELD(member, otherwise) v.Later(#member, m.member, otherwise)
 
 template <class V, class M>
 void VisitDirective(V& v, M& m) {
@@ -36,6 +38,16 @@ void VisitDirective(V& v, M& m) {
   MUSTER_FIELD(kind);
   MUSTER_FIELD(reason);
   MUSTER_FIELD(iterations);
+}
+
+template <class V, class M>
+void VisitOpArrival(V& v, M& m) {
+  MUSTER_FIELD(group);
+  MUSTER_FIELD(ranks);
+  MUSTER_FIELD(sequence);
+  MUSTER_FIELD(operation);
+  MUSTER_FIELD(done);
+  MUSTER_FIELD(age_ms);
 }
 
 template <class T>
@@ -53,6 +65,11 @@ void Visit(Tag<AssignMessage>, V& v, M& m) {
   MUSTER_FIELD(num_threads);
   MUSTER_FIELD(directives_through);
   MUSTER_FIELD(plugin_dirs);
+  MUSTER_LATER_FIELD(num_helpers, 0);
+  MUSTER_LATER_FIELD(buddy, -1);
+  MUSTER_LATER_FIELD(snapshot_memory, "");
+  MUSTER_LATER_FIELD(ledger_through, 0);
+  MUSTER_LATER_FIELD(examine_json, "");
 }
 template <class V, class M>
 void Visit(Tag<UniqueIdMessage>, V& v, M& m) {
@@ -85,6 +102,7 @@ template <class V, class M>
 void Visit(Tag<HelloMessage>, V& v, M& m) {
   MUSTER_FIELD(pid);
   MUSTER_FIELD(version);
+  MUSTER_LATER_FIELD(revision, 1);
 }
 template <class V, class M>
 void Visit(Tag<PhaseMessage>, V& v, M& m) {
@@ -184,6 +202,46 @@ void Visit(Tag<TracePieceMessage>, V& v, M& m) {
   MUSTER_FIELD(last);
   MUSTER_FIELD(limit_ms);
 }
+template <class V, class M>
+void Visit(Tag<ProbeMessage>, V& v, M& m) {
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(request);
+}
+template <class V, class M>
+void Visit(Tag<ProbeReplyMessage>, V& v, M& m) {
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(request);
+  MUSTER_FIELD(iteration);
+  MUSTER_FIELD(phase);
+  MUSTER_FIELD(thread_cpu_ms);
+  MUSTER_FIELD(ops);
+}
+template <class V, class M>
+void Visit(Tag<RestoredMessage>, V& v, M& m) {
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(iteration);
+  MUSTER_FIELD(source);
+  MUSTER_FIELD(text);
+  MUSTER_FIELD(form_ms);
+  MUSTER_FIELD(state_ms);
+  MUSTER_FIELD(bytes);
+}
+template <class V, class M>
+void Visit(Tag<RankTimesMessage>, V& v, M& m) {
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(iteration);
+  MUSTER_FIELD(steps);
+  MUSTER_FIELD(compute_ms);
+  MUSTER_FIELD(communication_wait_ms);
+  MUSTER_FIELD(data_ms);
+}
+template <class V, class M>
+void Visit(Tag<ExamineMessage>, V& v, M& m) {
+  MUSTER_FIELD(epoch);
+  MUSTER_FIELD(iteration);
+  MUSTER_FIELD(json);
+}
+#undef MUSTER_LATER_FIELD
 #undef MUSTER_FIELD
 
 }  // namespace muster::control_fields

@@ -41,6 +41,10 @@ class Writer {
       json_[name] = ToJson(value);
     }
   }
+  template <class T, class D>
+  void Later(const char* name, const T& value, const D&) {
+    (*this)(name, value);
+  }
 
  private:
   template <class T>
@@ -65,6 +69,14 @@ class Writer {
     Json json = Json::object();
     Writer writer(json);
     VisitDirective(writer, directive);
+    return json;
+  }
+  static Json ToJson(const std::vector<OpArrival>& ops) {
+    Json json = Json::array();
+    for (const OpArrival& op : ops) {
+      Writer writer(json.emplace_back(Json::object()));
+      VisitOpArrival(writer, op);
+    }
     return json;
   }
   static Json ToJson(const std::vector<std::pair<std::string, std::string>>& entries) {
@@ -102,6 +114,14 @@ class Reader {
         return;
       }
       Read(where, *it, value);
+    }
+  }
+  template <class T, class D>
+  void Later(const char* name, T& value, const D& otherwise) {
+    if (json_.contains(name)) {
+      (*this)(name, value);
+    } else {
+      value = otherwise;
     }
   }
 
@@ -184,11 +204,31 @@ class Reader {
     status_ = reader.status();
     if (status_.ok() && value.number < 1) Fail(where + ".number", "must be at least 1");
   }
+  void Read(const std::string& where, const Json& json, std::vector<OpArrival>& value) {
+    if (!json.is_array()) return FailType(where, "an array of operations", json);
+    value.clear();
+    for (const Json& item : json) {
+      const std::string element = absl::StrCat(where, "[", value.size(), "]");
+      if (!item.is_object()) return FailType(element, "an object", item);
+      Reader reader(item, element);
+      VisitOpArrival(reader, value.emplace_back());
+      if (status_.ok()) status_ = reader.status();
+    }
+  }
+  void Read(const std::string& where, const Json& json, std::vector<int>& value) {
+    if (!json.is_array()) return FailType(where, "an array of whole numbers", json);
+    value.clear();
+    for (const Json& item : json) {
+      const std::string element = absl::StrCat(where, "[", value.size(), "]");
+      Read(element, item, value.emplace_back());
+    }
+  }
   void Read(const std::string& where, const Json& json, std::vector<std::string>& value) {
     if (!json.is_array()) return FailType(where, "an array of strings", json);
     value.clear();
     for (const Json& item : json) {
-      Read(absl::StrCat(where, "[", value.size(), "]"), item, value.emplace_back());
+      const std::string element = absl::StrCat(where, "[", value.size(), "]");
+      Read(element, item, value.emplace_back());
     }
   }
   void Read(const std::string& where, const Json& json,

@@ -19,13 +19,14 @@ using control_fields::Visit;
 using control_fields::Writer;
 
 // "type" of each message, in the order of the variant's alternatives.
-constexpr const char* kToTrainerTypes[] = {"assign", "unique_id", "directive",
-                                           "abort",  "shutdown",  "store_reply"};
+constexpr const char* kToTrainerTypes[] = {"assign",   "unique_id",   "directive", "abort",
+                                           "shutdown", "store_reply", "probe"};
 static_assert(std::size(kToTrainerTypes) == std::variant_size_v<AgentToTrainer>);
-constexpr const char* kToAgentTypes[] = {"hello",         "phase",    "publish_unique_id",
-                                         "store_request", "step",     "evaluation",
-                                         "checkpoint",    "event",    "done",
-                                         "failed",        "progress", "trace_piece"};
+constexpr const char* kToAgentTypes[] = {
+    "hello",       "phase",      "publish_unique_id", "store_request",
+    "step",        "evaluation", "checkpoint",        "event",
+    "done",        "failed",     "progress",          "trace_piece",
+    "probe_reply", "restored",   "rank_times",        "examine"};
 static_assert(std::size(kToAgentTypes) == std::variant_size_v<TrainerToAgent>);
 
 template <size_t N, class Variant>
@@ -48,9 +49,19 @@ std::string EncodeVariant(const char* const (&types)[N], const Variant& message)
 // Rules beyond the types: only what a receiver would index or divide by.
 absl::Status CheckValues(const AssignMessage& m) {
   if (m.world_size < 1) return absl::InvalidArgumentError("assign.world_size must be at least 1");
-  if (m.rank < 0 || m.rank >= m.world_size) {
+  if (m.num_helpers < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("assign.num_helpers=", m.num_helpers, " must be at least 0"));
+  }
+  const int members = m.world_size + m.num_helpers;
+  if (m.rank < -1 || m.rank >= members) {
     return absl::InvalidArgumentError(absl::StrCat("assign.rank=", m.rank, " must be in 0..",
-                                                   m.world_size - 1, " (world_size - 1)"));
+                                                   members - 1,
+                                                   " (world_size + num_helpers - 1), or -1"));
+  }
+  if (m.buddy < -1 || m.buddy >= m.world_size) {
+    return absl::InvalidArgumentError(absl::StrCat("assign.buddy=", m.buddy, " must be in 0..",
+                                                   m.world_size - 1, " (world_size - 1), or -1"));
   }
   return absl::OkStatus();
 }

@@ -15,7 +15,11 @@
 
 namespace muster {
 
+// Agent and trainer speak only when this is equal. What was added since version 1 is no reason for
+// another: a reader takes a field that its older peer does not send as its default, ignores one
+// that it does not know, and nobody sends a message to a peer of a revision without it.
 inline constexpr int kControlProtocolVersion = 1;
+inline constexpr int kControlRevision = 2;           // 2: probes, spares, snapshots, recovery
 inline constexpr size_t kMaxControlLine = 16 << 20;  // bytes; a longer line ends the connection
 
 // A numbered order to all trainers of a job (design 2.5). Numbers start at 1 and have no gaps.
@@ -89,6 +93,7 @@ struct StoreReplyMessage {
 struct HelloMessage {
   int64_t pid = 0;
   int version = kControlProtocolVersion;
+  int revision = kControlRevision;  // of a trainer that does not say so: 1
 };
 struct PhaseMessage {
   int64_t epoch = 0;
@@ -200,6 +205,7 @@ struct ProbeReplyMessage {
   std::string phase;
   double thread_cpu_ms = 0;  // of the training thread, so far: it rises while that computes
   std::vector<OpArrival> ops;
+  bool operator==(const ProbeReplyMessage&) const = default;
 };
 // Rank 0, once all ranks have their state in a new epoch: where the job goes on, and what it cost.
 struct RestoredMessage {
@@ -221,11 +227,12 @@ struct ExamineMessage {
 };
 
 using AgentToTrainer = std::variant<AssignMessage, UniqueIdMessage, DirectiveMessage, AbortMessage,
-                                    ShutdownMessage, StoreReplyMessage>;
+                                    ShutdownMessage, StoreReplyMessage, ProbeMessage>;
 using TrainerToAgent =
     std::variant<HelloMessage, PhaseMessage, PublishUniqueIdMessage, StoreRequestMessage,
                  StepMessage, EvaluationMessage, CheckpointMessage, EventMessage, DoneMessage,
-                 FailedMessage, ProgressMessage, TracePieceMessage>;
+                 FailedMessage, ProgressMessage, TracePieceMessage, ProbeReplyMessage,
+                 RestoredMessage, RankTimesMessage, ExamineMessage>;
 
 // One line, ending in '\n'. Doubles keep all 17 digits.
 std::string Encode(const AgentToTrainer& message);

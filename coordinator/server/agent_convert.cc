@@ -15,7 +15,42 @@ ExitedReport FromExited(const v1::ExitedReport& exited) {
   if (exited.has_signal()) report.signal = exited.signal();
   report.launch_error = exited.launch_error();
   report.last_log_lines = {exited.last_log_lines().begin(), exited.last_log_lines().end()};
+  report.oom_killed = exited.oom_killed();
   return report;
+}
+
+ProbeReport FromProbe(const v1::ProbeReport& probe, int64_t epoch) {
+  ProbeReport report{.request = probe.request(),
+                     .running = probe.running(),
+                     .process_state = probe.process_state(),
+                     .cpu_ms = probe.cpu_ms()};
+  if (!probe.has_reply()) return report;
+  ProbeReplyMessage& reply = report.reply.emplace();
+  reply.epoch = epoch;
+  reply.request = probe.request();
+  reply.iteration = probe.reply().iteration();
+  reply.phase = probe.reply().phase();
+  reply.thread_cpu_ms = probe.reply().thread_cpu_ms();
+  for (const v1::OpArrival& op : probe.reply().ops()) {
+    reply.ops.push_back({.group = op.group(),
+                         .ranks = {op.ranks().begin(), op.ranks().end()},
+                         .sequence = op.sequence(),
+                         .operation = op.operation(),
+                         .done = op.done(),
+                         .age_ms = op.age_ms()});
+  }
+  return report;
+}
+
+DeviceCheck FromCheck(const v1::DeviceCheck& check) {
+  return {.device = check.device(),
+          .kind = check.kind(),
+          .serial = check.serial(),
+          .fingerprint = check.fingerprint(),
+          .copy_gb_per_s = check.copy_gb_per_s(),
+          .elapsed_ms = check.elapsed_ms(),
+          .error = check.error(),
+          .not_run = check.not_run()};
 }
 
 absl::StatusOr<ReportBody> BodyOf(const v1::TrainerReport& report) {
@@ -51,6 +86,27 @@ absl::StatusOr<ReportBody> BodyOf(const v1::TrainerReport& report) {
       return FromExited(report.exited());
     case v1::TrainerReport::kLog:
       return LogLines{{report.log().lines().begin(), report.log().lines().end()}};
+    case v1::TrainerReport::kRestored:
+      return RestoredMessage{.epoch = epoch,
+                             .iteration = report.restored().iteration(),
+                             .source = report.restored().source(),
+                             .text = report.restored().text(),
+                             .form_ms = report.restored().form_ms(),
+                             .state_ms = report.restored().state_ms(),
+                             .bytes = report.restored().bytes()};
+    case v1::TrainerReport::kRankTimes:
+      return RankTimesMessage{.epoch = epoch,
+                              .iteration = report.rank_times().iteration(),
+                              .steps = report.rank_times().steps(),
+                              .compute_ms = report.rank_times().compute_ms(),
+                              .communication_wait_ms = report.rank_times().communication_wait_ms(),
+                              .data_ms = report.rank_times().data_ms()};
+    case v1::TrainerReport::kExamine:
+      return ExamineMessage{epoch, report.examine().iteration(), report.examine().json()};
+    case v1::TrainerReport::kProbe:
+      return FromProbe(report.probe(), epoch);
+    case v1::TrainerReport::kDeviceCheck:
+      return FromCheck(report.device_check());
     case v1::TrainerReport::REPORT_NOT_SET:
       break;
   }
@@ -97,6 +153,9 @@ v1::Launch ToLaunch(const LaunchMessage& launch) {
   proto.set_spec_json(launch.spec_json);
   proto.set_world_size(launch.world_size);
   proto.set_directives_through(launch.directives_through);
+  proto.set_num_helpers(launch.num_helpers);
+  proto.set_ledger_through(launch.ledger_through);
+  proto.set_examine_json(launch.examine_json);
   for (const LaunchMessage::Assignment& assignment : launch.assignments) {
     v1::Assignment* to = proto.add_assignments();
     to->set_worker(assignment.worker);
@@ -104,6 +163,7 @@ v1::Launch ToLaunch(const LaunchMessage& launch) {
     to->set_host_address(assignment.host_address);
     to->set_device(assignment.device);
     to->set_num_threads(assignment.num_threads);
+    to->set_buddy(assignment.buddy);
   }
   return proto;
 }
@@ -131,7 +191,10 @@ absl::StatusOr<RegisterAgent> FromProto(const v1::RegisterRequest& request,
          .device = worker.device(),
          .kind = worker.kind() == v1::DEVICE_KIND_CPU ? DeviceKind::kCpu : DeviceKind::kCuda,
          .index = worker.index()});
+    if (worker.has_check()) agent.checks.push_back(FromCheck(worker.check()));
   }
+  // Of all workers or of none: they are told apart by their places.
+  if (agent.checks.size() != agent.workers.size()) agent.checks.clear();
   return agent;
 }
 
@@ -184,6 +247,12 @@ v1::ConnectResponse ToProto(const AgentMessage& message) {
     to->set_reason(stop->reason);
   } else if (const auto* ack = std::get_if<AckMessage>(&message)) {
     proto.mutable_ack()->set_through(ack->through);
+  } else if (const auto* forget = std::get_if<ForgetJobMessage>(&message)) {
+    proto.mutable_forget_job()->set_job_id(forget->job_id);
+  } else if (const auto* probe = std::get_if<ProbeOrder>(&message)) {
+    proto.mutable_probe()->set_job_id(probe->job_id);
+    proto.mutable_probe()->set_epoch(probe->epoch);
+    proto.mutable_probe()->set_request(probe->request);
   }
   return proto;
 }

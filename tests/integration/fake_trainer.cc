@@ -91,6 +91,12 @@ class FakeTrainer {
     leaving_ = true;
   }
   void On(const StoreReplyMessage&) {}
+  void On(const ProbeMessage& probe) {
+    Send(ProbeReplyMessage{.epoch = probe.epoch,
+                           .request = probe.request,
+                           .iteration = iteration_,
+                           .phase = training_ ? "training" : "waiting"});
+  }
 
   void Train() {
     training_ = true;
@@ -107,6 +113,7 @@ class FakeTrainer {
         fprintf(stderr, "about to crash at step %d\n", int(step));
         raise(SIGSEGV);
       }
+      iteration_ = step;
       if (assign_->rank == 0) {
         Send(StepMessage{.epoch = epoch,
                          .iteration = step,
@@ -159,6 +166,7 @@ class FakeTrainer {
   std::string pending_;
   std::optional<AssignMessage> assign_;
   std::deque<Directive> directives_;
+  int64_t iteration_ = 0;
   bool training_ = false, aborted_ = false, leaving_ = false;
 };
 

@@ -20,13 +20,17 @@ CoordinatorOrder To(const LaunchMessage& from) {
                     .epoch = from.epoch,
                     .spec_json = from.spec_json,
                     .world_size = from.world_size,
-                    .directives_through = from.directives_through};
+                    .directives_through = from.directives_through,
+                    .num_helpers = from.num_helpers,
+                    .ledger_through = from.ledger_through,
+                    .examine_json = from.examine_json};
   for (const LaunchMessage::Assignment& a : from.assignments) {
     order.assignments.push_back({.worker = a.worker,
                                  .rank = a.rank,
                                  .host_address = a.host_address,
                                  .device = a.device,
-                                 .num_threads = a.num_threads});
+                                 .num_threads = a.num_threads,
+                                 .buddy = a.buddy});
   }
   return order;
 }
@@ -43,6 +47,10 @@ CoordinatorOrder To(const StopTrainerMessage& from) {
   return StopOrder{{from.worker, from.job_id, from.epoch}, from.grace, from.reason};
 }
 CoordinatorOrder To(const AckMessage& from) { return AckOrder{from.through}; }
+CoordinatorOrder To(const ForgetJobMessage& from) { return ForgetJobOrder{from.job_id}; }
+CoordinatorOrder To(const ProbeOrder& from) {
+  return ProbeJobOrder{from.job_id, from.epoch, from.request};
+}
 
 std::string Text(const WelcomeMessage& m) {
   return absl::StrCat("welcome, reports through ", m.reports_through, ", ", m.running.size(),
@@ -62,17 +70,24 @@ std::string Text(const StopTrainerMessage& m) {
   return absl::StrCat("stop ", m.worker, " of ", m.job_id);
 }
 std::string Text(const AckMessage& m) { return absl::StrCat("ack ", m.through); }
+std::string Text(const ForgetJobMessage& m) { return absl::StrCat("forget ", m.job_id); }
+std::string Text(const ProbeOrder& m) {
+  return absl::StrCat("probe ", m.request, " of ", m.job_id);
+}
 
 std::string Name(const ReportBody& body) {
-  static constexpr const char* kNames[] = {"phase",      "unique id", "step", "evaluation",
-                                           "checkpoint", "event",     "done", "failed",
-                                           "exited",     "lines"};
+  static constexpr const char* kNames[] = {"phase",      "unique id", "step",        "evaluation",
+                                           "checkpoint", "event",     "done",        "failed",
+                                           "exited",     "lines",     "restored",    "rank times",
+                                           "examine",    "probe",     "device check"};
   const auto* phase = std::get_if<PhaseMessage>(&body);
   return phase != nullptr ? phase->phase : kNames[body.index()];
 }
 
 ReportBody ToBody(const TrainerExited& from) {
-  ExitedReport to{.launch_error = from.launch_error, .last_log_lines = from.last_log_lines};
+  ExitedReport to{.launch_error = from.launch_error,
+                  .last_log_lines = from.last_log_lines,
+                  .oom_killed = from.oom_killed};
   if (from.launch_error.empty()) {
     if (from.signal != 0) {
       to.signal = from.signal;
@@ -83,6 +98,13 @@ ReportBody ToBody(const TrainerExited& from) {
   return to;
 }
 ReportBody ToBody(const NodeLogLines& from) { return LogLines{from.lines}; }
+ReportBody ToBody(const TrainerProbed& from) {
+  return ProbeReport{.request = from.request,
+                     .running = from.running,
+                     .process_state = from.process_state,
+                     .cpu_ms = from.cpu_ms,
+                     .reply = from.reply};
+}
 template <typename Message>
 ReportBody ToBody(const Message& from) {
   return from;

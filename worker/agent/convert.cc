@@ -29,13 +29,17 @@ LaunchOrder ToLaunch(const v1::Launch& launch) {
                     .epoch = launch.epoch(),
                     .spec_json = launch.spec_json(),
                     .world_size = launch.world_size(),
-                    .directives_through = launch.directives_through()};
+                    .directives_through = launch.directives_through(),
+                    .num_helpers = launch.num_helpers(),
+                    .ledger_through = launch.ledger_through(),
+                    .examine_json = launch.examine_json()};
   for (const v1::Assignment& assignment : launch.assignments()) {
     order.assignments.push_back({.worker = assignment.worker(),
                                  .rank = assignment.rank(),
                                  .host_address = assignment.host_address(),
                                  .device = assignment.device(),
-                                 .num_threads = assignment.num_threads()});
+                                 .num_threads = assignment.num_threads(),
+                                 .buddy = assignment.has_buddy() ? assignment.buddy() : -1});
   }
   return order;
 }
@@ -122,7 +126,51 @@ struct FillReport {
     }
     for (const std::string& line : m.last_log_lines) exited->add_last_log_lines(Utf8(line));
     exited->set_pid(m.pid);
+    exited->set_oom_killed(m.oom_killed);
   }
+  void operator()(const RestoredMessage& m) {
+    v1::RestoredReport* restored = out->mutable_restored();
+    restored->set_iteration(m.iteration);
+    restored->set_source(m.source);
+    restored->set_text(m.text);
+    restored->set_form_ms(m.form_ms);
+    restored->set_state_ms(m.state_ms);
+    restored->set_bytes(m.bytes);
+  }
+  void operator()(const RankTimesMessage& m) {
+    v1::RankTimesReport* times = out->mutable_rank_times();
+    times->set_iteration(m.iteration);
+    times->set_steps(m.steps);
+    times->set_compute_ms(m.compute_ms);
+    times->set_communication_wait_ms(m.communication_wait_ms);
+    times->set_data_ms(m.data_ms);
+  }
+  void operator()(const ExamineMessage& m) {
+    out->mutable_examine()->set_iteration(m.iteration);
+    out->mutable_examine()->set_json(m.json);
+  }
+  void operator()(const TrainerProbed& m) {
+    v1::ProbeReport* probe = out->mutable_probe();
+    probe->set_request(m.request);
+    probe->set_running(m.running);
+    probe->set_process_state(m.process_state);
+    probe->set_cpu_ms(m.cpu_ms);
+    if (!m.reply) return;
+    v1::ProbeReply* reply = probe->mutable_reply();
+    reply->set_iteration(m.reply->iteration);
+    reply->set_phase(m.reply->phase);
+    reply->set_thread_cpu_ms(m.reply->thread_cpu_ms);
+    for (const OpArrival& op : m.reply->ops) {
+      v1::OpArrival* added = reply->add_ops();
+      added->set_group(op.group);
+      added->mutable_ranks()->Add(op.ranks.begin(), op.ranks.end());
+      added->set_sequence(op.sequence);
+      added->set_operation(op.operation);
+      added->set_done(op.done);
+      added->set_age_ms(op.age_ms);
+    }
+  }
+  void operator()(const DeviceCheck& m) { *out->mutable_device_check() = ToProto(m); }
   void operator()(const NodeLogLines& m) {
     for (const std::string& line : m.lines) out->mutable_log()->add_lines(Utf8(line));
   }
@@ -190,10 +238,28 @@ std::optional<CoordinatorOrder> ToOrder(const v1::ConnectResponse& response) {
     }
     case v1::ConnectResponse::kAck:
       return AckOrder{response.ack().through()};
+    case v1::ConnectResponse::kForgetJob:
+      return ForgetJobOrder{response.forget_job().job_id()};
+    case v1::ConnectResponse::kProbe:
+      return ProbeJobOrder{response.probe().job_id(), response.probe().epoch(),
+                           response.probe().request()};
     case v1::ConnectResponse::MESSAGE_NOT_SET:
       return std::nullopt;
   }
   return std::nullopt;
+}
+
+v1::DeviceCheck ToProto(const DeviceCheck& check) {
+  v1::DeviceCheck out;
+  out.set_device(check.device);
+  out.set_kind(check.kind);
+  out.set_serial(check.serial);
+  out.set_fingerprint(check.fingerprint);
+  out.set_copy_gb_per_s(check.copy_gb_per_s);
+  out.set_elapsed_ms(check.elapsed_ms);
+  out.set_error(check.error);
+  out.set_not_run(check.not_run);
+  return out;
 }
 
 v1::TrainerReport ToProto(const NodeReport& report) {

@@ -39,7 +39,41 @@ TrainerExited FromProto(const v1::ExitedReport& exited) {
           .signal = exited.signal(),
           .launch_error = exited.launch_error(),
           .last_log_lines = {exited.last_log_lines().begin(), exited.last_log_lines().end()},
-          .pid = exited.pid()};
+          .pid = exited.pid(),
+          .oom_killed = exited.oom_killed()};
+}
+
+TrainerProbed FromProto(int64_t epoch, const v1::ProbeReport& probe) {
+  TrainerProbed m{.request = probe.request(),
+                  .running = probe.running(),
+                  .process_state = probe.process_state(),
+                  .cpu_ms = probe.cpu_ms()};
+  if (!probe.has_reply()) return m;
+  m.reply = ProbeReplyMessage{.epoch = epoch,
+                              .request = probe.request(),
+                              .iteration = probe.reply().iteration(),
+                              .phase = probe.reply().phase(),
+                              .thread_cpu_ms = probe.reply().thread_cpu_ms()};
+  for (const v1::OpArrival& op : probe.reply().ops()) {
+    m.reply->ops.push_back({.group = op.group(),
+                            .ranks = {op.ranks().begin(), op.ranks().end()},
+                            .sequence = op.sequence(),
+                            .operation = op.operation(),
+                            .done = op.done(),
+                            .age_ms = op.age_ms()});
+  }
+  return m;
+}
+
+DeviceCheck FromProto(const v1::DeviceCheck& check) {
+  return {.device = check.device(),
+          .kind = check.kind(),
+          .serial = check.serial(),
+          .fingerprint = check.fingerprint(),
+          .copy_gb_per_s = check.copy_gb_per_s(),
+          .elapsed_ms = check.elapsed_ms(),
+          .error = check.error(),
+          .not_run = check.not_run()};
 }
 
 }  // namespace
@@ -91,6 +125,33 @@ std::optional<NodeReport> DecodeReport(absl::string_view bytes) {
       break;
     case v1::TrainerReport::kLog:
       out.report = NodeLogLines{{in.log().lines().begin(), in.log().lines().end()}};
+      break;
+    case v1::TrainerReport::kRestored:
+      out.report = RestoredMessage{.epoch = epoch,
+                                   .iteration = in.restored().iteration(),
+                                   .source = in.restored().source(),
+                                   .text = in.restored().text(),
+                                   .form_ms = in.restored().form_ms(),
+                                   .state_ms = in.restored().state_ms(),
+                                   .bytes = in.restored().bytes()};
+      break;
+    case v1::TrainerReport::kRankTimes:
+      out.report =
+          RankTimesMessage{.epoch = epoch,
+                           .iteration = in.rank_times().iteration(),
+                           .steps = in.rank_times().steps(),
+                           .compute_ms = in.rank_times().compute_ms(),
+                           .communication_wait_ms = in.rank_times().communication_wait_ms(),
+                           .data_ms = in.rank_times().data_ms()};
+      break;
+    case v1::TrainerReport::kExamine:
+      out.report = ExamineMessage{epoch, in.examine().iteration(), in.examine().json()};
+      break;
+    case v1::TrainerReport::kProbe:
+      out.report = FromProto(epoch, in.probe());
+      break;
+    case v1::TrainerReport::kDeviceCheck:
+      out.report = FromProto(in.device_check());
       break;
     case v1::TrainerReport::REPORT_NOT_SET:
       return std::nullopt;

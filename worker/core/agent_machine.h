@@ -174,6 +174,8 @@ class AgentMachine {
   void OnOrder(const AbortOrder& order);
   void OnOrder(const StopOrder& order);
   void OnOrder(const AckOrder& order);
+  void OnOrder(const ForgetJobOrder& order);
+  void OnOrder(const ProbeJobOrder& order);
   void Launch(const std::shared_ptr<const LaunchOrder>& order,
               const LaunchOrder::Assignment& assignment);
   void Refuse(const LaunchOrder& order, const LaunchOrder::Assignment& assignment,

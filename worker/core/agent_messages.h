@@ -4,11 +4,13 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
 
 #include "absl/time/time.h"
+#include "common/control/device_check.h"
 #include "common/control/messages.h"
 
 namespace muster {
@@ -31,11 +33,15 @@ struct LaunchOrder {
   std::string spec_json;
   int world_size = 1;
   int64_t directives_through = 0;
+  int num_helpers = 0;
+  int64_t ledger_through = 0;
+  std::string examine_json;
   struct Assignment {
     std::string worker;
-    int rank = 0;
+    int rank = 0;  // -1: a spare, which makes itself warm and waits
     std::string host_address, device;
     int num_threads = 0;  // 0: the agent's own choice
+    int buddy = -1;
   };
   std::vector<Assignment> assignments;
 };
@@ -65,8 +71,16 @@ struct StopOrder {
 struct AckOrder {
   int64_t through = 0;
 };
-using CoordinatorOrder = std::variant<WelcomeOrder, LaunchOrder, UniqueIdOrder, DirectiveOrder,
-                                      AbortOrder, StopOrder, AckOrder>;
+struct ForgetJobOrder {
+  std::string job_id;
+};
+struct ProbeJobOrder {
+  std::string job_id;
+  int64_t epoch = 0, request = 0;
+};
+using CoordinatorOrder =
+    std::variant<WelcomeOrder, LaunchOrder, UniqueIdOrder, DirectiveOrder, AbortOrder, StopOrder,
+                 AckOrder, ForgetJobOrder, ProbeJobOrder>;
 
 // ---- agent -> coordinator
 struct NodeLogLines {
@@ -78,13 +92,23 @@ struct TrainerExited {  // always an assignment's last report
   std::string launch_error;  // not empty: it never ran
   std::vector<std::string> last_log_lines;
   int64_t pid = 0;
+  bool oom_killed = false;  // the kernel killed it, or a child of it, for want of memory
+};
+// A trainer's answer to a probe, and its process as seen from outside.
+struct TrainerProbed {
+  int64_t request = 0;
+  bool running = false;
+  std::string process_state;               // the letter of /proc/PID/stat; empty: unknown
+  double cpu_ms = 0;                       // of the whole process, so far
+  std::optional<ProbeReplyMessage> reply;  // none: it did not answer in time
 };
 struct NodeReport {
   AssignmentKey assignment;
   int rank = 0;
   std::variant<PhaseMessage, PublishUniqueIdMessage, StepMessage, EvaluationMessage,
                CheckpointMessage, EventMessage, DoneMessage, FailedMessage, TrainerExited,
-               NodeLogLines>
+               NodeLogLines, RestoredMessage, RankTimesMessage, ExamineMessage, TrainerProbed,
+               DeviceCheck>
       report;
 };
 // Numbered 1, 2, 3, ... within an incarnation; kept until acknowledged.

@@ -140,4 +140,12 @@ void AgentMachine::OnOrder(const StopOrder& order) {
 
 void AgentMachine::OnOrder(const AckOrder& order) { reports_.Acknowledge(order.through); }
 
+void AgentMachine::OnOrder(const ForgetJobOrder&) {}
+
+void AgentMachine::OnOrder(const ProbeJobOrder& order) {
+  Forward(order.job_id, order.epoch, [&](Worker& worker) {
+    Send(worker, ProbeMessage{.epoch = order.epoch, .request = order.request});
+  });
+}
+
 }  // namespace muster

@@ -71,8 +71,11 @@ void AgentMachine::OnTrainerMessage(Worker& worker, const TrainerToAgent& messag
         if constexpr (!std::is_same_v<Message, HelloMessage> &&
                       !std::is_same_v<Message, StoreRequestMessage> &&
                       !std::is_same_v<Message, TracePieceMessage> &&
-                      !std::is_same_v<Message, ProgressMessage>) {
+                      !std::is_same_v<Message, ProgressMessage> &&
+                      !std::is_same_v<Message, ProbeReplyMessage>) {
           Report(worker, m);
+        } else if constexpr (std::is_same_v<Message, ProbeReplyMessage>) {
+          Report(worker, TrainerProbed{.request = m.request, .running = true, .reply = m});
         }
       },
       message);
@@ -167,7 +170,11 @@ AgentToTrainer AgentMachine::MakeAssign(const Worker& worker) const {
                        .device = worker.assignment.device,
                        .num_threads = worker.assignment.num_threads,
                        .directives_through = launch.directives_through,
-                       .plugin_dirs = options_.plugin_dirs};
+                       .plugin_dirs = options_.plugin_dirs,
+                       .num_helpers = launch.num_helpers,
+                       .buddy = worker.assignment.buddy,
+                       .ledger_through = launch.ledger_through,
+                       .examine_json = launch.examine_json};
 }
 
 }  // namespace muster

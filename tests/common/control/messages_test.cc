@@ -27,6 +27,11 @@ std::vector<AgentToTrainer> ToTrainerSamples() {
   assign.num_threads = 4;
   assign.directives_through = 12;
   assign.plugin_dirs = {"/opt/plugins", "/srv/\xC3\xA9"};
+  assign.num_helpers = 2;
+  assign.buddy = 7;
+  assign.snapshot_memory = "/proc/77/fd/9";
+  assign.ledger_through = 41;
+  assign.examine_json = "{}";
   StoreReplyMessage reply;
   reply.request = 9;
   reply.ok = true;
@@ -42,7 +47,8 @@ std::vector<AgentToTrainer> ToTrainerSamples() {
           DirectiveMessage{3, {5, Directive::Kind::kTrace, "look", 7}},
           AbortMessage{3, "rank 2 died"},
           ShutdownMessage{"drained"},
-          reply};
+          reply,
+          ProbeMessage{.epoch = 3, .request = 8}};
 }
 
 StepMessage FullStep() {
@@ -73,6 +79,16 @@ StepMessage FullStep() {
   return step;
 }
 
+ProbeReplyMessage FullProbeReply() {
+  return {.epoch = 2,
+          .request = 8,
+          .iteration = 99,
+          .phase = "training",
+          .thread_cpu_ms = 1234.5,
+          .ops = {{"world", {0, 1, 2}, 812, "all_reduce 4096 x float", false, 1500.25},
+                  {"pp", {}, 0, "", true, 0}}};
+}
+
 std::vector<TrainerToAgent> ToAgentSamples() {
   StoreRequestMessage set{1, 2, StoreRequestMessage::Op::kSet, "a/b", "00", 0, 0};
   StoreRequestMessage wait{2, 2, StoreRequestMessage::Op::kWaitPrefix, "a/", "", 8, 30000};
@@ -89,7 +105,11 @@ std::vector<TrainerToAgent> ToAgentSamples() {
           ProgressMessage{2, 99},
           EventMessage{2, "loaded", "iteration 50"},
           DoneMessage{2, 16, "rerun"},
-          FailedMessage{2, "all_reduce timed out", true}};
+          FailedMessage{2, "all_reduce timed out", true},
+          FullProbeReply(),
+          RestoredMessage{2, 100, "live", "rank 1 from rank 0", 12.5, 80.25, 1 << 20},
+          RankTimesMessage{2, 100, 40, 9.5, 1.25, 0.125},
+          ExamineMessage{2, 100, "{\"rank\":1}"}};
 }
 
 TEST(MessagesTest, EveryMessageSurvivesTheRoundTrip) {
@@ -136,6 +156,54 @@ TEST(MessagesTest, FieldsArriveWhereTheyWereSent) {
   ASSERT_TRUE(ordered.ok());
   EXPECT_EQ(std::get<DirectiveMessage>(*ordered).directive,
             (Directive{4, Directive::Kind::kCheckpointAndStop, "ctrl-C"}));
+}
+
+TEST(MessagesTest, AProbeReplyKeepsItsArrivals) {
+  auto decoded = DecodeTrainerToAgent(Encode(TrainerToAgent(FullProbeReply())));
+  ASSERT_TRUE(decoded.ok()) << decoded.status();
+  EXPECT_EQ(std::get<ProbeReplyMessage>(*decoded), FullProbeReply());
+}
+
+TEST(MessagesTest, WhatAnOlderPeerDoesNotSendHasItsDefault) {
+  auto assign = DecodeAgentToTrainer(
+      R"({"type":"assign","job_id":"j","epoch":1,"rank":1,"world_size":2,"spec_json":"{}","host_address":"","device":"cpu","num_threads":1,"directives_through":0,"plugin_dirs":[]})");
+  ASSERT_TRUE(assign.ok()) << assign.status();
+  const auto& message = std::get<AssignMessage>(*assign);
+  EXPECT_EQ(message.num_helpers, 0);
+  EXPECT_EQ(message.buddy, -1);
+  EXPECT_EQ(message.snapshot_memory, "");
+  EXPECT_EQ(message.ledger_through, 0);
+  EXPECT_EQ(message.examine_json, "");
+  auto hello = DecodeTrainerToAgent(R"({"type":"hello","pid":1,"version":1})");
+  ASSERT_TRUE(hello.ok()) << hello.status();
+  EXPECT_EQ(std::get<HelloMessage>(*hello).revision, 1);
+}
+
+TEST(MessagesTest, ASpareAndAHelperHaveRanksOfTheirOwn) {
+  struct Row {
+    int rank, num_helpers, buddy;
+    const char* error;  // null: good
+  };
+  const Row rows[] = {{-1, 0, -1, nullptr},
+                      {2, 1, -1, nullptr},
+                      {0, 0, 1, nullptr},
+                      {-2, 0, -1, "assign.rank=-2 must be in 0..1 (world_size + num_helpers - 1)"},
+                      {3, 1, -1, "assign.rank=3 must be in 0..2"},
+                      {0, -1, -1, "assign.num_helpers=-1 must be at least 0"},
+                      {0, 0, 2, "assign.buddy=2 must be in 0..1"}};
+  for (const Row& row : rows) {
+    AssignMessage assign;
+    assign.rank = row.rank;
+    assign.world_size = 2;
+    assign.num_helpers = row.num_helpers;
+    assign.buddy = row.buddy;
+    SCOPED_TRACE(Encode(AgentToTrainer(assign)));
+    auto decoded = DecodeAgentToTrainer(Encode(AgentToTrainer(assign)));
+    ASSERT_EQ(decoded.ok(), row.error == nullptr) << decoded.status();
+    if (row.error != nullptr) {
+      EXPECT_THAT(std::string(decoded.status().message()), HasSubstr(row.error));
+    }
+  }
 }
 
 TEST(MessagesTest, AbsentLossStaysAbsent) {
@@ -237,6 +305,8 @@ TEST(MessagesTest, ErrorsNameTheField) {
       {"directive number",
        R"({"type":"directive","epoch":1,"directive":{"number":0,"kind":"stop","reason":""}})",
        "directive.directive.number must be at least 1"},
+      {"probe", R"({"type":"probe","epoch":1,"request":"x"})",
+       "probe.request must be a whole number"},
       {"rank outside the world",
        R"({"type":"assign","job_id":"j","epoch":1,"rank":2,"world_size":2,"spec_json":"{}","host_address":"","device":"cpu","num_threads":1,"directives_through":0,"plugin_dirs":[]})",
        "assign.rank=2 must be in 0..1"},
@@ -252,6 +322,10 @@ TEST(MessagesTest, ErrorsNameTheField) {
       R"({"type":"evaluation","epoch":1,"iteration":1,"split":"valid","lm_loss":"high","ppl":1,"final":false})");
   EXPECT_THAT(std::string(timers.status().message()),
               HasSubstr("evaluation.lm_loss must be a number"));
+  auto arrival = DecodeTrainerToAgent(
+      R"({"type":"probe_reply","epoch":1,"request":1,"iteration":1,"phase":"","thread_cpu_ms":0,"ops":[{"group":"dp","ranks":[0,"x"],"sequence":1,"operation":"","done":true,"age_ms":0}]})");
+  EXPECT_THAT(std::string(arrival.status().message()),
+              HasSubstr("probe_reply.ops[0].ranks[1] must be a whole number"));
 }
 
 TEST(MessagesTest, TruncatedLinesAreErrorsNotCrashes) {

@@ -30,6 +30,7 @@ std::string Name(const AgentToTrainer& message) {
     std::string operator()(const AbortMessage& m) { return absl::StrCat("abort ", m.epoch); }
     std::string operator()(const ShutdownMessage& m) { return "shutdown"; }
     std::string operator()(const StoreReplyMessage& m) { return absl::StrCat("reply ", m.request); }
+    std::string operator()(const ProbeMessage& m) { return absl::StrCat("probe ", m.request); }
   };
   return std::visit(Visitor{}, message);
 }
@@ -52,6 +53,14 @@ std::string Name(const NodeReport& report) {
     std::string operator()(const NodeLogLines& m) {
       return absl::StrCat("log ", absl::StrJoin(m.lines, ","));
     }
+    std::string operator()(const RestoredMessage& m) { return absl::StrCat("restored ", m.source); }
+    std::string operator()(const RankTimesMessage& m) { return "times"; }
+    std::string operator()(const ExamineMessage& m) { return "examine"; }
+    std::string operator()(const TrainerProbed& m) {
+      return absl::StrCat("probed ", m.request, " ", m.process_state, m.running ? "" : " gone",
+                          m.reply ? absl::StrCat(" at ", m.reply->iteration) : " silent");
+    }
+    std::string operator()(const DeviceCheck& m) { return absl::StrCat("check ", m.device); }
   };
   return absl::StrCat(report.assignment.worker, " ", std::visit(Visitor{}, report.report));
 }
