@@ -392,6 +392,13 @@ void SnapshotMemory::Free(SnapshotSlot slot) {
   FreeLocked(slot);
 }
 
+std::vector<SnapshotSlot> SnapshotMemory::Slots() const {
+  const MutexLock lock(&mu_);
+  std::vector<SnapshotSlot> slots;
+  for (const auto& [slot, region] : regions_) slots.push_back(slot);
+  return slots;
+}
+
 int64_t SnapshotMemory::bytes() const {
   const MutexLock lock(&mu_);
   int64_t bytes = 0;

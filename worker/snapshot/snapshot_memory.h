@@ -116,9 +116,10 @@ class SnapshotMemory {
   // nothing is lost but this slot). The memory must outlive the writer.
   absl::StatusOr<std::unique_ptr<SlotWriter>> Begin(SnapshotSlot slot, int64_t content_bytes);
 
-  void Drop(SnapshotSlot slot);  // empties it, its room is kept
-  void Free(SnapshotSlot slot);  // gives its room back
-  // Room of all slots, complete or not.
+  void Drop(SnapshotSlot slot);             // empties it, its room is kept
+  void Free(SnapshotSlot slot);             // gives its room back
+  std::vector<SnapshotSlot> Slots() const;  // that have room, complete or not
+  // Room of all slots.
   int64_t bytes() const;
 
  private:
