@@ -117,7 +117,7 @@ absl::Status Snapshotter::Attach(const SnapshotEpoch& epoch, int64_t iteration, 
     for (const auto& [slot, stamp] : memory_->Complete()) {
       if (stamp.iteration > iteration) memory_->Drop(slot);  // of a discarded future
     }
-    ChooseSeries();
+    ChooseSeries(counted);
   }
   generations_.Restored(iteration, counted);
   if (without > 0 && epoch.rank == 0) {
@@ -129,19 +129,24 @@ absl::Status Snapshotter::Attach(const SnapshotEpoch& epoch, int64_t iteration, 
   return absl::OkStatus();
 }
 
-// Goes on with the slots in which the newest generations of this rank lie; with new ones where the
-// ranks or their pieces are others now, so that nothing is overwritten which may be needed.
-void Snapshotter::ChooseSeries() {
-  series_ = epoch_.number;
-  std::vector<HeldSnapshot> held = ListSnapshots(*memory_, epoch_.rank);
-  std::array<int64_t, kSnapshotSlots> complete;
-  complete.fill(kNoGeneration);
+// Goes on with the slots in which this rank's generations lie, so that no more than three are kept;
+// with new ones where the counted one is not among them, or where the ranks or their pieces are
+// others now: then a copy of it, here or with a buddy, must not be overwritten.
+void Snapshotter::ChooseSeries(int64_t counted) {
+  const std::vector<HeldSnapshot> held = ListSnapshots(*memory_, epoch_.rank);
   const auto mine = [this](const HeldSnapshot& snapshot) {
     return snapshot.state.kind == HeldState::Kind::kOwnSnapshot &&
            snapshot.state.layout == epoch_.layout && snapshot.state.pieces == epoch_.pieces;
   };
-  const auto newest = std::find_if(held.begin(), held.end(), mine);
-  if (newest != held.end()) series_ = newest->slot.slot / kSnapshotSlots;
+  std::array<int64_t, kSnapshotSlots> complete;
+  complete.fill(kNoGeneration);
+  series_ = epoch_.number;
+  generations_ = Generations();
+  const auto newest = std::find_if(held.begin(), held.end(), [&](const HeldSnapshot& snapshot) {
+    return mine(snapshot) && (counted == kNoGeneration || snapshot.state.iteration == counted);
+  });
+  if (newest == held.end()) return;
+  series_ = newest->slot.slot / kSnapshotSlots;
   for (const HeldSnapshot& snapshot : held) {
     if (mine(snapshot) && snapshot.slot.slot / kSnapshotSlots == series_)
       complete[snapshot.slot.slot % kSnapshotSlots] = snapshot.state.iteration;
@@ -209,7 +214,8 @@ void Snapshotter::TakeOutcomes() {
     std::swap(outcomes, outcomes_);
   }
   for (Outcome& outcome : outcomes) {
-    if (!outcome.status.ok())
+    // Where a source has none, that rank tells why.
+    if (!outcome.status.ok() && !absl::IsUnavailable(outcome.status))
       Event(absl::StrCat("a snapshot is given up: ", outcome.status.message()));
     kept_ = std::move(outcome.kept);
     if (!outcome.had_slot) continue;
@@ -234,7 +240,11 @@ void Snapshotter::Event(const std::string& text) {
   if (told_.insert(text).second) events_.push_back(text);
 }
 
-std::vector<std::string> Snapshotter::TakeEvents() { return std::exchange(events_, {}); }
+std::vector<std::string> Snapshotter::TakeEvents() {
+  std::vector<std::string> events = std::exchange(events_, {});
+  for (std::string& text : events) text = absl::StrCat("rank ", epoch_.rank, ": ", text);
+  return events;
+}
 
 // ---- The thread.
 

@@ -115,7 +115,7 @@ class Snapshotter {
   absl::Status CopyOwn(const Try& work);
   void MarkCopied() ABSL_LOCKS_EXCLUDED(mu_);
   void TakeOutcomes();
-  void ChooseSeries();
+  void ChooseSeries(int64_t counted);
   void FreeOthers();
   void Event(const std::string& text);
 
