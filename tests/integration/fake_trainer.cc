@@ -20,6 +20,7 @@
 #include <string>
 
 #include "absl/strings/numbers.h"
+#include "common/control/device_check.h"
 #include "common/control/messages.h"
 #include "common/spec/spec_json.h"
 
@@ -173,7 +174,13 @@ class FakeTrainer {
 }  // namespace
 }  // namespace muster
 
-int main() {
+int main(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
+  if (argc > 1 && std::string(argv[1]) == "--check-device") {
+    puts(
+        muster::Encode(muster::DeviceCheck{.kind = "fake", .fingerprint = "f0", .copy_gb_per_s = 1})
+            .c_str());
+    return 0;
+  }
   return muster::FakeTrainer().Run();
 }

@@ -70,6 +70,9 @@ class SimAgents::Doer {
   void Do(const EndTrainerAction& action);
   void Do(const StoreRequestAction& action);
   void Do(const TracePieceAction& action);
+  void Do(const LookAtProcessAction& action);
+  void Do(const FreeSnapshotMemoryAction& action);
+  void Do(const CheckDeviceAction& action);
   void Do(const SendBatchAction& action);
   void Do(const NewIncarnationAction& action);
   void Do(const ExitAgentAction& action);

@@ -70,9 +70,11 @@ void SimAgents::OnTrainerExited(const SimRun& run, const SimExit& exit) {
 
 void SimAgents::SayStale(int node) {
   Agent& agent = *agents_[node];
-  // The coordinator must know by now that it is over.
+  // The coordinator must know by now that it is over. (Memories wake the machine minutes later.)
+  const std::optional<absl::Duration> wake = agent.machine->NextWake();
   const bool settled = agent.up && agent.welcomed && agent.stream != 0 &&
-                       agent.unacknowledged.empty() && !agent.machine->NextWake().has_value();
+                       agent.unacknowledged.empty() &&
+                       (!wake || *wake > sim_->steady() + absl::Minutes(3));
   if (agent.past.empty() || !settled) return;
   // Beside the machine, whose own fences would not let this out.
   const AssignmentRef from = agent.past[sim_->Pick(static_cast<int>(agent.past.size()))];
@@ -117,6 +119,33 @@ void SimAgents::Doer::Do(const StoreRequestAction& action) {
 // Simulated trainers record nothing.
 void SimAgents::Doer::Do(const TracePieceAction&) {
   all_.sim_->Wrong(absl::StrCat(agent_.name, " was given a trace"));
+}
+
+void SimAgents::Doer::Do(const LookAtProcessAction& action) {
+  const bool running = agent_.pids.contains({action.worker, action.run});
+  const SimRun run{agent_.node, agent_.life, action.worker, action.run};
+  all_.sim_->At(absl::Microseconds(100), [all = &all_, run, request = action.request, running] {
+    Agent& agent = *all->agents_[run.node];
+    if (!agent.up || agent.life != run.life) return;
+    Doer(all, &agent)
+        .Handle(RunEvent{run.worker, run.run,
+                         RunEvent::ProcessSeen{request, running, running ? "S" : "", 0}});
+  });
+}
+
+void SimAgents::Doer::Do(const FreeSnapshotMemoryAction&) {}
+
+// Simulated devices are good.
+void SimAgents::Doer::Do(const CheckDeviceAction& action) {
+  const int node = agent_.node, life = agent_.life;
+  const DeviceCheckedEvent event{
+      action.assignment,
+      action.rank,
+      {.device = "cpu", .kind = "simulated", .fingerprint = "f0", .copy_gb_per_s = 10}};
+  all_.sim_->At(absl::Seconds(1), [all = &all_, node, life, event] {
+    Agent& agent = *all->agents_[node];
+    if (agent.up && agent.life == life) Doer(all, &agent).Handle(event);
+  });
 }
 
 void SimAgents::Doer::Do(const SendBatchAction& action) {

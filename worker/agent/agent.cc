@@ -15,8 +15,13 @@
 #include "common/runtime/log.h"
 #include "common/runtime/mutex.h"
 #include "common/spec/spec_json.h"
+#include "worker/agent/convert.h"
 #include "worker/agent/coordinator_client.h"
+#include "worker/agent/device_checker.h"
 #include "worker/agent/file_spill.h"
+#include "worker/agent/oom_kills.h"
+#include "worker/agent/process_look.h"
+#include "worker/agent/snapshot_memories.h"
 #include "worker/agent/store_proxy.h"
 #include "worker/agent/trainer_set.h"
 #include "worker/core/agent_machine.h"
@@ -38,7 +43,14 @@ std::vector<std::string> WorkerNames(const Agent::Options& options) {
   return names;
 }
 
-v1::RegisterRequest Registration(const Agent::Options& options) {
+std::vector<std::string> DeviceNames(const Agent::Options& options) {
+  std::vector<std::string> devices;
+  for (const DeviceSlot& slot : options.devices) devices.push_back(slot.device);
+  return devices;
+}
+
+v1::RegisterRequest Registration(const Agent::Options& options,
+                                 const std::map<std::string, DeviceCheck>& checks) {
   v1::RegisterRequest request;
   request.set_node(options.name);
   const std::vector<std::string> names = WorkerNames(options);
@@ -49,6 +61,7 @@ v1::RegisterRequest Registration(const Agent::Options& options) {
     worker->set_kind(options.devices[i].device == "cpu" ? v1::DEVICE_KIND_CPU
                                                         : v1::DEVICE_KIND_CUDA);
     worker->set_index(options.devices[i].index);
+    *worker->mutable_check() = ToProto(checks.at(options.devices[i].device));
   }
   request.set_version("0.1.0");
   request.set_protocol_version(1);
@@ -83,7 +96,10 @@ class Agent::Impl {
       : options_(std::move(options)),
         cores_(CoresByWorker(options_)),
         spill_({.folder = absl::StrCat(options_.state_dir, "/reports")}),
-        machine_(MachineOptions(options_, &spill_)) {}
+        machine_(MachineOptions(options_, &spill_)),
+        checker_({.program = options_.trainer_program,
+                  .limit = options_.device_check_limit,
+                  .delay = options_.recheck_delay}) {}
 
   absl::Status Run() {
     const std::shared_ptr<grpc::Channel> channel = NewChannel(options_.coordinator, options_.token);
@@ -96,10 +112,12 @@ class Agent::Impl {
                                       std::function<void(StoreReplyMessage)> reply) {
                                store.Ask(job_id, request, std::move(reply));
                              },
-                         .cores = cores_},
+                         .cores = cores_,
+                         .oom_file = OomFileHere()},
                         [this](RunEvent event) { Post(std::move(event), 0); });
     CoordinatorClient client(
-        channel, options_.coordinator, Registration(options_),
+        channel, options_.coordinator,
+        Registration(options_, checker_.CheckNow(DeviceNames(options_))),
         {.on_order = [this](int64_t stream,
                             CoordinatorOrder order) { Post(std::move(order), stream); },
          .on_stream_lost = [this](int64_t stream) { Post(StreamLostEvent{}, stream); },
@@ -212,7 +230,19 @@ class Agent::Impl {
 
   void Do(const StartTrainerAction& action) { trainers_->Start(action); }
   void Do(const SendToTrainerAction& action) {
-    trainers_->Send(action.worker, action.run, action.message);
+    if (action.snapshot_memory == 0) {
+      trainers_->Send(action.worker, action.run, action.message);
+      return;
+    }
+    AgentToTrainer message = action.message;
+    absl::StatusOr<std::string> path = memories_.PathOf(action.snapshot_memory);
+    if (path.ok()) {
+      std::get<AssignMessage>(message).snapshot_memory = *std::move(path);
+    } else {
+      MUSTER_LOG(kWarning) << "the trainer of " << action.worker
+                           << " keeps no snapshots: " << path.status().message();
+    }
+    trainers_->Send(action.worker, action.run, message);
   }
   void Do(const SignalTrainerAction& action) {
     trainers_->Signal(action.worker, action.run, SIGTERM);
@@ -226,13 +256,33 @@ class Agent::Impl {
   void Do(const TracePieceAction& action) {
     store_->Ask(action.job_id, action.rank, action.piece, ReplyTo(action.worker, action.run));
   }
-  // Never waits: the reply comes on a gRPC thread.
   std::function<void(StoreReplyMessage)> ReplyTo(const std::string& worker, int64_t run) {
     return [this, worker, run](StoreReplyMessage reply) {
-      MutexLock lock(&mu_);
-      events_.push_back({RunEvent{worker, run, std::move(reply)}, 0});
-      changed_.NotifyAll();
+      PostNow(RunEvent{worker, run, std::move(reply)});
     };
+  }
+  // Never waits: for gRPC's threads, and for the loop itself.
+  void PostNow(AgentEvent event) {
+    MutexLock lock(&mu_);
+    events_.push_back({std::move(event), 0});
+    changed_.NotifyAll();
+  }
+  void Do(const LookAtProcessAction& action) {
+    ProcessLook look = LookAtProcess(trainers_->PidOf(action.worker, action.run));
+    PostNow(RunEvent{action.worker, action.run,
+                     RunEvent::ProcessSeen{.request = action.request,
+                                           .running = look.running,
+                                           .state = std::move(look.state),
+                                           .cpu_ms = look.cpu_ms}});
+  }
+  void Do(const FreeSnapshotMemoryAction& action) { memories_.Free(action.id); }
+  void Do(const CheckDeviceAction& action) {
+    const std::vector<std::string> names = WorkerNames(options_);
+    const auto found = std::find(names.begin(), names.end(), action.assignment.worker);
+    checker_.CheckLater(
+        options_.devices[found - names.begin()].device, [this, action](DeviceCheck check) {
+          PostNow(DeviceCheckedEvent{action.assignment, action.rank, std::move(check)});
+        });
   }
   void Do(const SendBatchAction& action) { client_->Send(stream_, action.batch); }
   void Do(const NewIncarnationAction& action) {
@@ -247,6 +297,7 @@ class Agent::Impl {
   RealClock clock_;
   FileSpill spill_;
   AgentMachine machine_;
+  SnapshotMemories memories_;
   int64_t stream_ = 0;                 // of the last order
   std::vector<JobProgress> progress_;  // as the client knows it
   TrainerSet* trainers_ = nullptr;
@@ -258,6 +309,8 @@ class Agent::Impl {
   std::deque<Posted> events_ ABSL_GUARDED_BY(mu_);
   absl::Status refusal_ ABSL_GUARDED_BY(mu_);
   bool closed_ ABSL_GUARDED_BY(mu_) = false;
+
+  DeviceChecker checker_;  // last: its callbacks use the others
 };
 
 Agent::Agent(Options options) : impl_(std::make_unique<Impl>(std::move(options))) {}

@@ -29,6 +29,9 @@ class Agent {
     std::string trainer_program;
     int num_cpus = 1;                // shared by this node's trainers
     std::vector<WorkerCores> cores;  // of each device's worker; empty: none is bound
+    // For the check of the devices before the registration; a crashed trainer's device is checked
+    // `recheck_delay` after.
+    absl::Duration device_check_limit = absl::Seconds(10), recheck_delay = absl::Seconds(2);
   };
   explicit Agent(Options options);
   ~Agent();

@@ -21,6 +21,7 @@
 #include "common/runtime/log.h"
 #include "common/runtime/mutex.h"
 #include "common/spec/spec_json.h"
+#include "worker/agent/oom_kills.h"
 #include "worker/agent/shared_folder_check.h"
 #include "worker/agent/trainer_process.h"
 
@@ -50,7 +51,10 @@ absl::StatusOr<JobSpec> CheckSpec(const std::string& spec_json, const std::strin
 class TrainerSet::Impl {
  public:
   Impl(Options options, std::function<void(RunEvent)> post)
-      : options_(std::move(options)), post_(std::move(post)), launcher_([this] { Launch(); }) {}
+      : options_(std::move(options)),
+        post_(std::move(post)),
+        oom_kills_(options_.oom_file),
+        launcher_([this] { Launch(); }) {}
 
   ~Impl() {
     {
@@ -112,6 +116,12 @@ class TrainerSet::Impl {
       folder.held.erase(found);
     }
     changed_.NotifyAll();
+  }
+
+  int64_t PidOf(const std::string& worker, int64_t run) {
+    MutexLock lock(&mu_);
+    const Entry* entry = Find(worker, run);
+    return entry == nullptr || entry->process == nullptr ? 0 : entry->process->pid();
   }
 
   void Forget(const std::string& worker, int64_t run) {
@@ -271,7 +281,10 @@ class TrainerSet::Impl {
         .program = options_.program,
         .env = {{"OMP_NUM_THREADS", absl::StrCat(action.assignment.num_threads)},
                 {"MUSTER_WORKER", action.worker}},  // for the trainer's log lines
-        .log_path = absl::StrFormat("%s/rank-%05d.log", folder, action.assignment.rank),
+        .log_path = action.assignment.rank < 0
+                        ? absl::StrCat(folder, "/spare-",
+                                       absl::StrReplaceAll(action.worker, {{"/", "_"}}), ".log")
+                        : absl::StrFormat("%s/rank-%05d.log", folder, action.assignment.rank),
         .max_control_line = kMaxControlLine};
     for (const auto& [name, value] : spec.resources.env) options.env[name] = value;
     Bind(action.worker, action.assignment.num_threads, &options);
@@ -331,6 +344,8 @@ class TrainerSet::Impl {
               MUSTER_LOG(kInfo) << "trainer ended: " << exit.Describe() << " worker=" << worker
                                 << " job=" << job_id << " epoch=" << epoch << " rank=" << rank;
               EndFolderCheck(job_id, /*now=*/true);
+              const bool killed_by_kernel =
+                  exit.signal == SIGKILL && exit.error.empty() && oom_kills_.TakeOne();
               if (!exit.error.empty()) {
                 exit.last_log_lines.push_back(
                     absl::StrCat("(killed by its agent: ", exit.error, ")"));
@@ -338,13 +353,15 @@ class TrainerSet::Impl {
               post_({worker, run,
                      TrainerExited{.exit_code = exit.code,
                                    .signal = exit.signal,
-                                   .last_log_lines = std::move(exit.last_log_lines)}});
+                                   .last_log_lines = std::move(exit.last_log_lines),
+                                   .oom_killed = killed_by_kernel}});
             }};
   }
 
   const Options options_;
   const std::function<void(RunEvent)> post_;
   RealClock clock_;
+  OomKills oom_kills_;
   Mutex mu_;
   CondVar changed_;
   bool ending_ ABSL_GUARDED_BY(mu_) = false;
@@ -368,6 +385,9 @@ void TrainerSet::Signal(const std::string& worker, int64_t run, int signal) {
 void TrainerSet::End(const std::string& worker, int64_t run, absl::Duration grace,
                      absl::string_view reason) {
   impl_->End(worker, run, grace, reason);
+}
+int64_t TrainerSet::PidOf(const std::string& worker, int64_t run) {
+  return impl_->PidOf(worker, run);
 }
 void TrainerSet::Forget(const std::string& worker, int64_t run) { impl_->Forget(worker, run); }
 

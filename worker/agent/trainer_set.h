@@ -28,6 +28,7 @@ class TrainerSet {
                        std::function<void(StoreReplyMessage)> reply)>
         ask;
     std::map<std::string, WorkerCores> cores;  // by worker; those that are missing are not bound
+    std::string oom_file;                      // see OomFile
   };
   // `post` may block (a flood of log lines then waits in the trainer's pipe); it must return once
   // its receiver has gone.
@@ -41,6 +42,8 @@ class TrainerSet {
   // Closes the control socket, kills after the grace; of a trainer that is not started yet, as soon
   // as it is.
   void End(const std::string& worker, int64_t run, absl::Duration grace, absl::string_view reason);
+  // 0: it is not started yet, or not here.
+  int64_t PidOf(const std::string& worker, int64_t run);
   // Call once its exit was handled; not from `post`.
   void Forget(const std::string& worker, int64_t run);
 

@@ -16,7 +16,9 @@ void KeepEarlier(std::optional<absl::Duration>* earliest, std::optional<absl::Du
 }  // namespace
 
 AgentMachine::AgentMachine(Options options)
-    : options_(std::move(options)), reports_(options_.reports) {
+    : options_(std::move(options)),
+      reports_(options_.reports),
+      memories_(options_.snapshot_memories) {
   for (const std::string& name : options_.workers) workers_[name].name = name;
   MUSTER_CHECK_MSG(workers_.size() == options_.workers.size(), "two workers of one name");
 }
@@ -24,6 +26,8 @@ AgentMachine::AgentMachine(Options options)
 std::vector<AgentAction> AgentMachine::Handle(const AgentEvent& event, absl::Duration now) {
   now_ = now;
   std::visit([this](const auto& e) { On(e); }, event);
+  memories_.Expire(now);
+  for (const int64_t id : memories_.TakeFreed()) actions_.push_back(FreeSnapshotMemoryAction{id});
   if (connected_) {
     for (auto& batch : reports_.TakeDue(now)) {
       actions_.push_back(SendBatchAction{std::move(batch)});
@@ -37,11 +41,10 @@ std::vector<JobProgress> AgentMachine::Progress() const {
   std::map<std::string, JobProgress> jobs;
   for (const auto& [name, worker] : workers_) {
     if (worker.state != State::kTraining || worker.iteration == 0) continue;
-    JobProgress& job = jobs[worker.launch->job_id];
-    if (worker.launch->epoch < job.epoch) continue;
-    if (worker.launch->epoch > job.epoch) {
-      job = {.job_id = worker.launch->job_id, .epoch = worker.launch->epoch};
-    }
+    const LaunchOrder& launch = *worker.attempt.launch;
+    JobProgress& job = jobs[launch.job_id];
+    if (launch.epoch < job.epoch) continue;
+    if (launch.epoch > job.epoch) job = {.job_id = launch.job_id, .epoch = launch.epoch};
     job.iteration = std::max(job.iteration, worker.iteration);
   }
   std::vector<JobProgress> result;
@@ -55,7 +58,11 @@ std::optional<absl::Duration> AgentMachine::NextWake() const {
   KeepEarlier(&wake, terminate_due_);
   if (!exited_) KeepEarlier(&wake, farewell_due_);
   if (!exited_) KeepEarlier(&wake, give_up_due_);
-  for (const auto& [name, worker] : workers_) KeepEarlier(&wake, worker.hello_due);
+  KeepEarlier(&wake, memories_.NextExpiry());
+  for (const auto& [name, worker] : workers_) {
+    KeepEarlier(&wake, worker.hello_due);
+    if (worker.probe) KeepEarlier(&wake, worker.probe->due);
+  }
   return wake;
 }
 
@@ -72,9 +79,17 @@ void AgentMachine::On(const IncarnationOverEvent&) {
   StartAfresh("the coordinator has given this agent's work to others");
 }
 
+void AgentMachine::On(const DeviceCheckedEvent& event) {
+  reports_.Add({.assignment = event.assignment, .rank = event.rank, .report = event.check}, now_);
+}
+
 void AgentMachine::On(const TerminateEvent&) {
   const bool now = ++terminations_ > 1;
   for (auto& [name, worker] : workers_) {
+    if (worker.next) {
+      Refuse(*worker.next->launch, worker.next->assignment, "the worker's agent is ending");
+      worker.next.reset();
+    }
     switch (worker.state) {
       case State::kIdle:
         break;
@@ -111,6 +126,7 @@ void AgentMachine::On(const TickEvent&) {
            absl::StrCat("the trainer said nothing for ", absl::FormatDuration(options_.hello_limit),
                         " after its start"));
     }
+    if (worker.probe && worker.probe->due && now_ >= *worker.probe->due) LookAtProcess(worker);
     if (terminate_due_ && now_ >= *terminate_due_) {
       Stop(worker, options_.leave_grace, "the worker's agent is ending");
     }
@@ -122,6 +138,7 @@ void AgentMachine::StartAfresh(absl::string_view reason) {
   connected_ = false;
   for (auto& [name, worker] : workers_) {
     worker.received.clear();
+    worker.next.reset();
     if (worker.state == State::kIdle) continue;
     worker.report_exit = false;
     Stop(worker, absl::ZeroDuration(), reason);

@@ -15,11 +15,16 @@
 //     is asked to leave and killed after a grace. Also from launching.
 //   5 the trainer ended. Reported, unless the incarnation that launched it is over.
 //
+// Recovery: a Launch of a newer epoch of the same job takes the place of the older assignment,
+// whose process goes on (a survivor, or a warm spare: rank -1). If that process ends before it has
+// said anything of the newer epoch, the older assignment is reported as exited and a new process
+// gets the newer one. A Launch that finds a trainer stopping waits for its end. A Welcome that
+// lists a newer epoch than the trainer's leaves that alone: its Launch follows.
+//
 // Fences: an order whose job or epoch is not the worker's changes nothing; a trainer's message of
 // another epoch is dropped; an event of an older run of the worker is dropped. The coordinator
 // repeats after a reconnection what may have been lost: what was received before is ignored. Every
-// assignment that was launched is reported as exited exactly once per incarnation; a Launch of a
-// newer epoch of the same job takes the place of a running one, whose process goes on.
+// assignment that was launched and not replaced is reported as exited exactly once per incarnation.
 #pragma once
 
 #include <cstdint>
@@ -37,6 +42,7 @@
 #include "common/control/messages.h"
 #include "worker/core/agent_messages.h"
 #include "worker/core/report_buffer.h"
+#include "worker/core/snapshot_memory_book.h"
 
 namespace muster {
 
@@ -55,13 +61,26 @@ struct RunEvent {                // what became of run `run` of a worker
   struct Garbage {  // a control line that could not be read
     std::string error;
   };
+  struct ProcessSeen {  // answer to LookAtProcessAction
+    int64_t request = 0;
+    bool running = false;
+    std::string state;  // the letter of /proc/PID/stat
+    double cpu_ms = 0;
+  };
   // TrainerExited: it ended, or (launch_error) could not be started. Comes last, once a run.
-  std::variant<Started, TrainerToAgent, LogLine, Garbage, TrainerExited, StoreReplyMessage> what;
+  std::variant<Started, TrainerToAgent, LogLine, Garbage, TrainerExited, StoreReplyMessage,
+               ProcessSeen>
+      what;
+};
+struct DeviceCheckedEvent {  // answer to CheckDeviceAction
+  AssignmentKey assignment;
+  int rank = 0;
+  DeviceCheck check;
 };
 struct TerminateEvent {};  // SIGTERM of the agent; the second one means now
 struct TickEvent {};       // time has passed: see NextWake
 using AgentEvent = std::variant<CoordinatorOrder, StreamLostEvent, IncarnationOverEvent, RunEvent,
-                                TerminateEvent, TickEvent>;
+                                DeviceCheckedEvent, TerminateEvent, TickEvent>;
 
 // ---- actions
 struct StartTrainerAction {  // check the spec's paths, then start the process
@@ -74,6 +93,7 @@ struct SendToTrainerAction {
   std::string worker;
   int64_t run = 0;
   AgentToTrainer message;
+  int64_t snapshot_memory = 0;  // whose path is to stand in the AssignMessage; 0: none
 };
 struct SignalTrainerAction {  // SIGTERM: checkpoint and exit (training.exit_signal_handler)
   std::string worker;
@@ -98,6 +118,17 @@ struct TracePieceAction {  // bring it to the coordinator; the answer is RunEven
   int rank = 0;
   TracePieceMessage piece;
 };
+struct LookAtProcessAction {  // state and CPU time; the answer is RunEvent's ProcessSeen
+  std::string worker;
+  int64_t run = 0, request = 0;
+};
+struct FreeSnapshotMemoryAction {
+  int64_t id = 0;
+};
+struct CheckDeviceAction {  // in the background, after this assignment's trainer crashed
+  AssignmentKey assignment;
+  int rank = 0;
+};
 struct SendBatchAction {
   std::shared_ptr<const NodeReportBatch> batch;
 };
@@ -109,6 +140,7 @@ struct ExitAgentAction {  // nothing runs any more: leave
 };
 using AgentAction = std::variant<StartTrainerAction, SendToTrainerAction, SignalTrainerAction,
                                  EndTrainerAction, StoreRequestAction, TracePieceAction,
+                                 LookAtProcessAction, FreeSnapshotMemoryAction, CheckDeviceAction,
                                  SendBatchAction, NewIncarnationAction, ExitAgentAction>;
 
 class AgentMachine {
@@ -126,6 +158,9 @@ class AgentMachine {
     // After a trainer's kill was ordered, or after the second SIGTERM: then the agent leaves,
     // whatever still hangs (a file system, a process that cannot die).
     absl::Duration hang_limit = absl::Seconds(10);
+    // For a trainer's own answer to a probe; then its process is looked at without it.
+    absl::Duration probe_limit = absl::Milliseconds(400);
+    SnapshotMemoryBook::Options snapshot_memories;
     ReportBuffer::Options reports;
   };
 
@@ -140,29 +175,45 @@ class AgentMachine {
   std::vector<JobProgress> Progress() const;
 
  private:
+  // One assignment of a worker, and what came for it.
+  struct Attempt {
+    std::shared_ptr<const LaunchOrder> launch;
+    LaunchOrder::Assignment assignment;
+    bool aborted = false, has_unique_id = false;
+    // Until the trainer says hello; of a survivor, also until it speaks of this epoch.
+    std::vector<AgentToTrainer> queued;
+  };
+  struct Probe {  // under way
+    int64_t request = 0;
+    std::optional<absl::Duration> due;  // none: its process is being looked at
+    std::optional<ProbeReplyMessage> reply;
+  };
   struct Worker {
     std::string name;
     State state = State::kIdle;
-    int64_t run = 0;  // of the current or last trainer
-    std::shared_ptr<const LaunchOrder> launch;
-    LaunchOrder::Assignment assignment;
+    int64_t run = 0;                // of the current or last trainer
+    Attempt attempt;                // but for kIdle
+    std::optional<Attempt> former;  // what a survivor had before, until it speaks of `attempt`
+    std::optional<Attempt> next;    // only in kStopping: to be started at the trainer's end
     int64_t pid = 0;
-    bool report_exit = true;             // false when its incarnation is over
-    bool done = false;                   // its trainer has reported done or failed
-    int64_t iteration = 0;               // last committed one of this epoch
-    std::vector<AgentToTrainer> queued;  // until the trainer says hello
+    int revision = 1;         // of the control protocol, as the trainer speaks it
+    bool report_exit = true;  // false when its incarnation is over
+    bool done = false;        // its trainer has reported done or failed
+    int64_t iteration = 0;    // last committed one of this epoch
+    std::optional<Probe> probe;
     std::optional<absl::Duration> hello_due;
     std::string stop_reason;
-    bool aborted = false, has_unique_id = false;  // in the current epoch
     // Newest epoch of each job that was launched here in this incarnation, the last ones.
     std::deque<std::pair<std::string, int64_t>> received;
     bool Received(const std::string& job_id, int64_t epoch) const;
+    AssignmentKey key() const { return KeyOf(name, *attempt.launch); }
   };
 
   void On(const CoordinatorOrder& order);
   void On(const StreamLostEvent& event);
   void On(const IncarnationOverEvent& event);
   void On(const RunEvent& event);
+  void On(const DeviceCheckedEvent& event);
   void On(const TerminateEvent& event);
   void On(const TickEvent& event);
 
@@ -180,18 +231,27 @@ class AgentMachine {
               const LaunchOrder::Assignment& assignment);
   void Refuse(const LaunchOrder& order, const LaunchOrder::Assignment& assignment,
               std::string reason);
-  // Calls it for each worker that has this epoch's trainer.
+  void Start(Worker& worker, Attempt attempt);
+  void Take(Worker& worker, Attempt attempt);
+  // Calls function(worker, attempt) for each attempt of this epoch: one that runs or waits.
   template <typename Function>
   void Forward(const std::string& job_id, int64_t epoch, Function function);
+  bool IsToGoOn(const Worker& worker, const WelcomeOrder& order) const;
 
   // ---- agent_trainers.cc
   void OnTrainerMessage(Worker& worker, const TrainerToAgent& message);
   void OnHello(Worker& worker, const HelloMessage& hello);
   void OnExit(Worker& worker, const TrainerExited& exit);
   void Report(const Worker& worker, decltype(NodeReport::report) report);
-  void Send(Worker& worker, const AgentToTrainer& message);
+  // To the trainer of this attempt (the worker's own, or its next one).
+  void Send(Worker& worker, Attempt& attempt, const AgentToTrainer& message);
   void Stop(Worker& worker, absl::Duration grace, absl::string_view reason);
-  AgentToTrainer MakeAssign(const Worker& worker) const;
+  void SendAssign(Worker& worker);
+
+  // ---- agent_probes.cc
+  void LookAtProcess(Worker& worker);
+  void OnProbeReply(Worker& worker, const ProbeReplyMessage& reply);
+  void OnProcessSeen(Worker& worker, const RunEvent::ProcessSeen& seen);
 
   void StartAfresh(absl::string_view reason);
   void LeaveWhenDone();
@@ -199,6 +259,7 @@ class AgentMachine {
   const Options options_;
   std::map<std::string, Worker> workers_;
   ReportBuffer reports_;
+  SnapshotMemoryBook memories_;
   bool connected_ = false;
   bool exited_ = false;  // ExitAgentAction was given
   int terminations_ = 0;

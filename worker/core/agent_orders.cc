@@ -20,12 +20,13 @@ bool AgentMachine::Worker::Received(const std::string& job_id, int64_t epoch) co
 
 template <typename Function>
 void AgentMachine::Forward(const std::string& job_id, int64_t epoch, Function function) {
+  const auto is_it = [&](const Attempt& attempt) {
+    return attempt.launch->job_id == job_id && attempt.launch->epoch == epoch;
+  };
   for (auto& [name, worker] : workers_) {
-    if (worker.state == State::kIdle || worker.launch->job_id != job_id ||
-        worker.launch->epoch != epoch) {
-      continue;
-    }
-    function(worker);
+    if (worker.state == State::kIdle) continue;
+    if (is_it(worker.attempt)) function(worker, worker.attempt);
+    if (worker.next && is_it(*worker.next)) function(worker, *worker.next);
   }
 }
 
@@ -38,13 +39,30 @@ void AgentMachine::OnOrder(const WelcomeOrder& order) {
   connected_ = true;
   for (auto& batch : *unknown_batches) actions_.push_back(SendBatchAction{std::move(batch)});
 
+  const auto is_listed = [&](const AssignmentKey& key) {
+    return std::find(order.running.begin(), order.running.end(), key) != order.running.end();
+  };
+  constexpr char kReason[] = "the coordinator does not count on it any more";
   for (auto& [name, worker] : workers_) {
     if (worker.state == State::kIdle) continue;
-    const AssignmentKey key = KeyOf(name, *worker.launch);
-    if (std::find(order.running.begin(), order.running.end(), key) == order.running.end()) {
-      Stop(worker, absl::ZeroDuration(), "the coordinator does not count on it any more");
+    if (worker.next && !is_listed(KeyOf(name, *worker.next->launch))) {
+      Refuse(*worker.next->launch, worker.next->assignment, kReason);
+      worker.next.reset();
+    }
+    if (!is_listed(worker.key()) && !IsToGoOn(worker, order)) {
+      Stop(worker, absl::ZeroDuration(), kReason);
     }
   }
+}
+
+// It survived an epoch that ended while the stream was broken: the Launch of the newer one, which
+// is still to come, is for it.
+bool AgentMachine::IsToGoOn(const Worker& worker, const WelcomeOrder& order) const {
+  const AssignmentKey key = worker.key();
+  return std::any_of(order.running.begin(), order.running.end(), [&](const AssignmentKey& other) {
+    return other.worker == key.worker && other.job_id == key.job_id && other.epoch > key.epoch &&
+           !worker.Received(other.job_id, other.epoch);
+  });
 }
 
 void AgentMachine::OnOrder(const LaunchOrder& order) {
@@ -67,30 +85,53 @@ void AgentMachine::Launch(const std::shared_ptr<const LaunchOrder>& order,
     Refuse(*order, assignment, "the worker's agent is ending");
     return;
   }
-  LaunchOrder::Assignment resolved = assignment;
-  if (resolved.num_threads <= 0) resolved.num_threads = options_.default_num_threads;
-  if (worker.state == State::kIdle) {
-    worker = Worker{.name = worker.name,
-                    .state = State::kLaunching,
-                    .run = worker.run + 1,
-                    .launch = order,
-                    .assignment = resolved,
-                    .hello_due = now_ + options_.hello_limit,
-                    .received = std::move(worker.received)};
-    actions_.push_back(StartTrainerAction{worker.name, worker.run, order, resolved});
+  Attempt attempt{.launch = order, .assignment = assignment};
+  if (assignment.num_threads <= 0) attempt.assignment.num_threads = options_.default_num_threads;
+  // What the worker is for, or will be for once its trainer has ended.
+  const Attempt* const held =
+      worker.next                                                             ? &*worker.next
+      : worker.state == State::kLaunching || worker.state == State::kTraining ? &worker.attempt
+                                                                              : nullptr;
+  if (held != nullptr && held->launch->job_id != order->job_id) {
+    Refuse(*order, assignment,
+           absl::StrCat("worker ", worker.name, " still has the trainer of job ",
+                        held->launch->job_id, ", epoch ", held->launch->epoch));
     return;
   }
-  if (worker.launch->job_id == order->job_id && worker.state == State::kTraining) {
-    worker.launch = order;
-    worker.assignment = resolved;
-    worker.done = worker.aborted = worker.has_unique_id = false;
-    worker.iteration = 0;
-    Send(worker, MakeAssign(worker));
-    return;
+  Take(worker, std::move(attempt));
+}
+
+void AgentMachine::Start(Worker& worker, Attempt attempt) {
+  worker = Worker{.name = worker.name,
+                  .state = State::kLaunching,
+                  .run = worker.run + 1,
+                  .attempt = std::move(attempt),
+                  .hello_due = now_ + options_.hello_limit,
+                  .received = std::move(worker.received)};
+  actions_.push_back(StartTrainerAction{worker.name, worker.run, worker.attempt.launch,
+                                        worker.attempt.assignment});
+}
+
+void AgentMachine::Take(Worker& worker, Attempt attempt) {
+  switch (worker.state) {
+    case State::kIdle:
+      Start(worker, std::move(attempt));
+      return;
+    case State::kLaunching:  // it has been told nothing yet
+      worker.attempt = std::move(attempt);
+      return;
+    case State::kTraining:
+      if (!worker.former) worker.former = std::move(worker.attempt);
+      worker.attempt = std::move(attempt);
+      worker.done = false;
+      worker.iteration = 0;
+      worker.probe.reset();
+      SendAssign(worker);
+      return;
+    case State::kStopping:
+      worker.next = std::move(attempt);
+      return;
   }
-  Refuse(*order, assignment,
-         absl::StrCat("worker ", worker.name, " still has the trainer of job ",
-                      worker.launch->job_id, ", epoch ", worker.launch->epoch));
 }
 
 void AgentMachine::Refuse(const LaunchOrder& order, const LaunchOrder::Assignment& assignment,
@@ -102,23 +143,23 @@ void AgentMachine::Refuse(const LaunchOrder& order, const LaunchOrder::Assignmen
 }
 
 void AgentMachine::OnOrder(const UniqueIdOrder& order) {
-  Forward(order.job_id, order.epoch, [&](Worker& worker) {
-    if (std::exchange(worker.has_unique_id, true)) return;
-    Send(worker, UniqueIdMessage{order.epoch, order.id});
+  Forward(order.job_id, order.epoch, [&](Worker& worker, Attempt& attempt) {
+    if (std::exchange(attempt.has_unique_id, true)) return;
+    Send(worker, attempt, UniqueIdMessage{order.epoch, order.id});
   });
 }
 
 // Repeated directives go on: a trainer knows which numbers it holds.
 void AgentMachine::OnOrder(const DirectiveOrder& order) {
-  Forward(order.job_id, order.epoch, [&](Worker& worker) {
-    Send(worker, DirectiveMessage{order.epoch, order.directive});
+  Forward(order.job_id, order.epoch, [&](Worker& worker, Attempt& attempt) {
+    Send(worker, attempt, DirectiveMessage{order.epoch, order.directive});
   });
 }
 
 void AgentMachine::OnOrder(const AbortOrder& order) {
-  Forward(order.job_id, order.epoch, [&](Worker& worker) {
-    if (std::exchange(worker.aborted, true)) return;
-    Send(worker, AbortMessage{order.epoch, order.reason});
+  Forward(order.job_id, order.epoch, [&](Worker& worker, Attempt& attempt) {
+    if (std::exchange(attempt.aborted, true)) return;
+    Send(worker, attempt, AbortMessage{order.epoch, order.reason});
   });
 }
 
@@ -127,12 +168,27 @@ void AgentMachine::OnOrder(const StopOrder& order) {
   if (found == workers_.end()) return;
   Worker& worker = found->second;
   const AssignmentKey& key = order.assignment;
-  if (worker.state != State::kIdle && KeyOf(worker.name, *worker.launch) == key) {
+  if (worker.state != State::kIdle && worker.key() == key) {
     Stop(worker, order.grace, order.reason);
+    return;
+  }
+  if (worker.next && KeyOf(worker.name, *worker.next->launch) == key) {
+    Refuse(*worker.next->launch, worker.next->assignment,
+           absl::StrCat("it was stopped before its start: ", order.reason));
+    worker.next.reset();
     return;
   }
   if (worker.Received(key.job_id, key.epoch)) return;   // it has ended, and that was reported
   worker.received.emplace_back(key.job_id, key.epoch);  // a Launch behind it comes too late
+  if (worker.state != State::kIdle && worker.attempt.launch->job_id == key.job_id) {
+    // A survivor that waits for this epoch's Launch: its end is this assignment's.
+    auto launch = std::make_shared<LaunchOrder>(*worker.attempt.launch);
+    launch->epoch = key.epoch;
+    worker.attempt.launch = std::move(launch);
+    worker.former.reset();
+    Stop(worker, order.grace, order.reason);
+    return;
+  }
   reports_.Add({.assignment = key,
                 .report = TrainerExited{.launch_error = "the order to launch it never came"}},
                now_);
@@ -140,12 +196,6 @@ void AgentMachine::OnOrder(const StopOrder& order) {
 
 void AgentMachine::OnOrder(const AckOrder& order) { reports_.Acknowledge(order.through); }
 
-void AgentMachine::OnOrder(const ForgetJobOrder&) {}
-
-void AgentMachine::OnOrder(const ProbeJobOrder& order) {
-  Forward(order.job_id, order.epoch, [&](Worker& worker) {
-    Send(worker, ProbeMessage{.epoch = order.epoch, .request = order.request});
-  });
-}
+void AgentMachine::OnOrder(const ForgetJobOrder& order) { memories_.ForgetJob(order.job_id); }
 
 }  // namespace muster

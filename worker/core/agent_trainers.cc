@@ -39,7 +39,11 @@ void AgentMachine::On(const RunEvent& event) {
     Stop(worker, absl::ZeroDuration(),
          absl::StrCat("the trainer sent a message that can't be read: ", garbage->error));
   } else if (const auto* reply = std::get_if<StoreReplyMessage>(&event.what)) {
-    Send(worker, *reply);
+    if (worker.state == State::kTraining) {
+      actions_.push_back(SendToTrainerAction{worker.name, worker.run, *reply});
+    }
+  } else if (const auto* seen = std::get_if<RunEvent::ProcessSeen>(&event.what)) {
+    OnProcessSeen(worker, *seen);
   } else {
     OnExit(worker, std::get<TrainerExited>(event.what));
   }
@@ -50,15 +54,23 @@ void AgentMachine::OnTrainerMessage(Worker& worker, const TrainerToAgent& messag
     OnHello(worker, *hello);
     return;
   }
-  if (EpochOf(message) != worker.launch->epoch) return;
+  if (EpochOf(message) != worker.attempt.launch->epoch) return;
+  if (worker.former) {  // it has taken its new assignment up
+    worker.former.reset();
+    worker.attempt.queued.clear();
+  }
+  if (const auto* reply = std::get_if<ProbeReplyMessage>(&message)) {
+    OnProbeReply(worker, *reply);
+    return;
+  }
   if (const auto* request = std::get_if<StoreRequestMessage>(&message)) {
     actions_.push_back(
-        StoreRequestAction{worker.name, worker.run, worker.launch->job_id, *request});
+        StoreRequestAction{worker.name, worker.run, worker.attempt.launch->job_id, *request});
     return;
   }
   if (const auto* piece = std::get_if<TracePieceMessage>(&message)) {
-    actions_.push_back(TracePieceAction{worker.name, worker.run, worker.launch->job_id,
-                                        worker.assignment.rank, *piece});
+    actions_.push_back(TracePieceAction{worker.name, worker.run, worker.attempt.launch->job_id,
+                                        worker.attempt.assignment.rank, *piece});
     return;
   }
   std::visit(
@@ -74,8 +86,6 @@ void AgentMachine::OnTrainerMessage(Worker& worker, const TrainerToAgent& messag
                       !std::is_same_v<Message, ProgressMessage> &&
                       !std::is_same_v<Message, ProbeReplyMessage>) {
           Report(worker, m);
-        } else if constexpr (std::is_same_v<Message, ProbeReplyMessage>) {
-          Report(worker, TrainerProbed{.request = m.request, .running = true, .reply = m});
         }
       },
       message);
@@ -101,8 +111,11 @@ void AgentMachine::OnHello(Worker& worker, const HelloMessage& hello) {
     return;
   }
   worker.state = State::kTraining;
-  Send(worker, MakeAssign(worker));
-  for (const AgentToTrainer& message : std::exchange(worker.queued, {})) Send(worker, message);
+  worker.revision = hello.revision;
+  SendAssign(worker);
+  for (const AgentToTrainer& message : std::exchange(worker.attempt.queued, {})) {
+    Send(worker, worker.attempt, message);
+  }
 }
 
 void AgentMachine::OnExit(Worker& worker, const TrainerExited& exit) {
@@ -113,30 +126,39 @@ void AgentMachine::OnExit(Worker& worker, const TrainerExited& exit) {
     report.last_log_lines.push_back(
         absl::StrCat("(stopped by its agent: ", worker.stop_reason, ")"));
   }
-  if (worker.report_exit) Report(worker, std::move(report));
+  memories_.End(worker.name, now_);
+  std::optional<Attempt> successor = std::exchange(worker.next, std::nullopt);
+  if (worker.former && worker.state == State::kTraining && terminations_ == 0) {
+    // It died before it took its new assignment up: that one is for a new process.
+    successor = std::exchange(worker.attempt, *std::exchange(worker.former, std::nullopt));
+  }
+  const bool crashed = exit.launch_error.empty() && worker.stop_reason.empty() &&
+                       (exit.signal != 0 || exit.exit_code != 0);
+  if (worker.report_exit) {
+    Report(worker, std::move(report));
+    if (crashed) {
+      actions_.push_back(CheckDeviceAction{worker.key(), worker.attempt.assignment.rank});
+    }
+  }
   worker = Worker{.name = worker.name, .run = worker.run, .received = std::move(worker.received)};
+  if (successor) Start(worker, *std::move(successor));
 }
 
 void AgentMachine::Report(const Worker& worker, decltype(NodeReport::report) report) {
   if (!worker.report_exit) return;
-  reports_.Add({.assignment = KeyOf(worker.name, *worker.launch),
-                .rank = worker.assignment.rank,
+  reports_.Add({.assignment = worker.key(),
+                .rank = worker.attempt.assignment.rank,
                 .report = std::move(report)},
                now_);
 }
 
-void AgentMachine::Send(Worker& worker, const AgentToTrainer& message) {
-  switch (worker.state) {
-    case State::kIdle:
-    case State::kStopping:
-      return;
-    case State::kLaunching:
-      worker.queued.push_back(message);
-      return;
-    case State::kTraining:
-      actions_.push_back(SendToTrainerAction{worker.name, worker.run, message});
-      return;
+void AgentMachine::Send(Worker& worker, Attempt& attempt, const AgentToTrainer& message) {
+  const bool is_next = worker.next && &attempt == &*worker.next;
+  const bool speaks = worker.state == State::kTraining && !is_next;
+  if (is_next || worker.state == State::kLaunching || (speaks && worker.former)) {
+    attempt.queued.push_back(message);
   }
+  if (speaks) actions_.push_back(SendToTrainerAction{worker.name, worker.run, message});
 }
 
 void AgentMachine::Stop(Worker& worker, absl::Duration grace, absl::string_view reason) {
@@ -155,26 +177,33 @@ void AgentMachine::Stop(Worker& worker, absl::Duration grace, absl::string_view 
   // The first reason stands.
   if (worker.stop_reason.empty()) worker.stop_reason = std::string(reason);
   worker.state = State::kStopping;
-  worker.queued.clear();
+  worker.attempt.queued.clear();
   actions_.push_back(EndTrainerAction{worker.name, worker.run, grace, std::string(reason)});
 }
 
-AgentToTrainer AgentMachine::MakeAssign(const Worker& worker) const {
-  const LaunchOrder& launch = *worker.launch;
-  return AssignMessage{.job_id = launch.job_id,
-                       .epoch = launch.epoch,
-                       .rank = worker.assignment.rank,
-                       .world_size = launch.world_size,
-                       .spec_json = launch.spec_json,
-                       .host_address = worker.assignment.host_address,
-                       .device = worker.assignment.device,
-                       .num_threads = worker.assignment.num_threads,
-                       .directives_through = launch.directives_through,
-                       .plugin_dirs = options_.plugin_dirs,
-                       .num_helpers = launch.num_helpers,
-                       .buddy = worker.assignment.buddy,
-                       .ledger_through = launch.ledger_through,
-                       .examine_json = launch.examine_json};
+void AgentMachine::SendAssign(Worker& worker) {
+  const LaunchOrder& launch = *worker.attempt.launch;
+  const LaunchOrder::Assignment& assignment = worker.attempt.assignment;
+  const bool is_spare = assignment.rank < 0;
+  actions_.push_back(SendToTrainerAction{
+      .worker = worker.name,
+      .run = worker.run,
+      .message = AssignMessage{.job_id = launch.job_id,
+                               .epoch = launch.epoch,
+                               .rank = assignment.rank,
+                               .world_size = launch.world_size,
+                               .spec_json = launch.spec_json,
+                               .host_address = assignment.host_address,
+                               .device = assignment.device,
+                               .num_threads = assignment.num_threads,
+                               .directives_through = launch.directives_through,
+                               .plugin_dirs = options_.plugin_dirs,
+                               .num_helpers = launch.num_helpers,
+                               .buddy = assignment.buddy,
+                               .ledger_through = launch.ledger_through,
+                               .examine_json = launch.examine_json},
+      .snapshot_memory =
+          is_spare ? 0 : memories_.Assign(worker.name, launch.job_id, assignment.rank)});
 }
 
 }  // namespace muster

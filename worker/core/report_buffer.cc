@@ -12,7 +12,7 @@ namespace {
 constexpr size_t kMaxLinesAReport = 200;
 constexpr int64_t kMaxMadeUpBatches = 1000;
 
-// These decide what happens to a job: sent without delay, and never left out.
+// These decide what happens to a job, and are never left out.
 bool IsOutcome(const NodeReport& report) {
   return std::holds_alternative<TrainerExited>(report.report) ||
          std::holds_alternative<DoneMessage>(report.report) ||
@@ -20,10 +20,19 @@ bool IsOutcome(const NodeReport& report) {
          std::holds_alternative<PublishUniqueIdMessage>(report.report);
 }
 
+// Somebody waits for these while all ranks of a job stand still.
+bool IsUrgent(const NodeReport& report) {
+  const auto* phase = std::get_if<PhaseMessage>(&report.report);
+  return IsOutcome(report) || std::holds_alternative<TrainerProbed>(report.report) ||
+         std::holds_alternative<RestoredMessage>(report.report) ||
+         std::holds_alternative<ExamineMessage>(report.report) ||
+         (phase != nullptr && phase->phase == "yielded");
+}
+
 }  // namespace
 
 void ReportBuffer::Add(NodeReport report, absl::Duration now) {
-  const absl::Duration due = IsOutcome(report) ? now : now + options_.batch_delay;
+  const absl::Duration due = IsUrgent(report) ? now : now + options_.batch_delay;
   due_ = due_ ? std::min(*due_, due) : due;
 
   if (auto* log = std::get_if<NodeLogLines>(&report.report)) {

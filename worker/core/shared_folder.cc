@@ -10,7 +10,11 @@ namespace muster {
 
 FolderRole FolderRoleOf(const LaunchOrder& launch, const std::optional<std::string>& save_folder) {
   if (!save_folder || launch.epoch > 1) return FolderRole::kNone;
-  if (static_cast<int>(launch.assignments.size()) >= launch.world_size) return FolderRole::kNone;
+  // Spares write nothing.
+  const auto num_ranks =
+      std::count_if(launch.assignments.begin(), launch.assignments.end(),
+                    [&](const auto& it) { return it.rank >= 0 && it.rank < launch.world_size; });
+  if (num_ranks == 0 || num_ranks >= launch.world_size) return FolderRole::kNone;
   const bool has_rank_0 = std::any_of(launch.assignments.begin(), launch.assignments.end(),
                                       [](const auto& assignment) { return assignment.rank == 0; });
   return has_rank_0 ? FolderRole::kWriter : FolderRole::kReader;

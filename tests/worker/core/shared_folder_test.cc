@@ -23,6 +23,8 @@ TEST(SharedFolderTest, RolesFollowFromTheOrder) {
       {"nothing is saved", 4, {0, 1}, 1, std::nullopt, FolderRole::kNone},
       {"rank 0 is here", 4, {1, 0}, 1, "/c", FolderRole::kWriter},
       {"rank 0 is elsewhere", 4, {2, 3}, 1, "/c", FolderRole::kReader},
+      {"a rank and a spare are here", 2, {-1, 0}, 1, "/c", FolderRole::kWriter},
+      {"only spares are here", 2, {-1}, 1, "/c", FolderRole::kNone},
       {"a later attempt", 4, {2, 3}, 2, "/c", FolderRole::kNone},
   };
   for (const Row& row : rows) {
