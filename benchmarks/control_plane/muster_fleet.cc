@@ -53,6 +53,7 @@ nlohmann::json MusterFleet::Run(const std::string& command, const std::vector<do
   if (command == "releases") return Barriers(static_cast<int>(number(0)), /*last_alone=*/true);
   if (command == "exchange") return Exchange();
   if (command == "kill") return Kill();
+  if (command == "lose") return Lose(number(0));
   return nullptr;
 }
 
@@ -168,6 +169,7 @@ void MusterFleet::OnMessage(Simulated* agent, const v1::ConnectResponse& message
     case v1::ConnectResponse::kLaunch: {
       MutexLock lock(&agent->mu);
       agent->assignments.clear();
+      agent->launched_at = Now();
       for (const v1::Assignment& assignment : message.launch().assignments()) {
         v1::AssignmentRef ref;
         ref.set_worker(assignment.worker());
@@ -212,6 +214,9 @@ void MusterFleet::OnMessage(Simulated* agent, const v1::ConnectResponse& message
       acks_.Arrive();
       return;
     }
+    case v1::ConnectResponse::kProbe:
+      return AnswerProbe(agent, message.probe());
+    case v1::ConnectResponse::kForgetJob:
     case v1::ConnectResponse::kAbort:
     case v1::ConnectResponse::MESSAGE_NOT_SET:
       return;

@@ -41,6 +41,7 @@ class MusterFleet final : public Fleet {
     int64_t awaited ABSL_GUARDED_BY(mu) = 0;  // batch whose acknowledgement is an arrival; 0: none
     std::vector<v1::ReportBatch> unacknowledged ABSL_GUARDED_BY(mu);
     std::vector<v1::AssignmentRef> assignments ABSL_GUARDED_BY(mu);
+    double launched_at ABSL_GUARDED_BY(mu) = 0;  // Now() of the last Launch
   };
 
   // ---- membership: muster_fleet.cc
@@ -63,6 +64,8 @@ class MusterFleet final : public Fleet {
   nlohmann::json Barriers(int count, bool last_alone);
   nlohmann::json Exchange();
   nlohmann::json Kill();
+  // What the agents hold of the job's newest epoch, for what is sent from now on.
+  void TakeAssignments();
   v1::TrainerReport ReportOf(const v1::AssignmentRef& from) const;
   // `awaited`: its acknowledgement arrives at acks_.
   void Send(Simulated* agent, std::vector<v1::TrainerReport> reports, bool awaited);
@@ -70,6 +73,11 @@ class MusterFleet final : public Fleet {
   Simulated* AgentOfRank(int rank);
   void SetKey(int rank, const std::string& key, std::function<void()> done);
   void WaitPrefix(int rank, const std::string& prefix, int count, std::function<void()> done);
+
+  // ---- faults: muster_losses.cc
+  nlohmann::json Lose(double share);
+  nlohmann::json AwaitAssignments(int64_t before, double start);
+  void AnswerProbe(Simulated* agent, const v1::Probe& probe);
 
   const FleetShape shape_;
   const int64_t run_;
@@ -86,7 +94,8 @@ class MusterFleet final : public Fleet {
   std::string job_id_;
   int64_t epoch_ = 0;
   std::vector<int> agent_of_rank_;
-  int64_t iteration_ = 0, directive_ = 0, barrier_ = 0;
+  std::atomic<int64_t> iteration_ = 0;
+  int64_t directive_ = 0, barrier_ = 0;
 };
 
 }  // namespace muster::bench

@@ -81,6 +81,15 @@ nlohmann::json MusterFleet::Submit() {
   }
   job_id_ = response.job_id();
   nlohmann::json result = Summary(launches_.Wait(start, "assigned"));
+  TakeAssignments();
+  iteration_ = 0;
+  directive_ = 0;
+  result["answered"] = answered;
+  result["job_id"] = job_id_;
+  return result;
+}
+
+void MusterFleet::TakeAssignments() {
   agent_of_rank_.assign(shape_.num_workers, 0);
   for (const auto& agent : agents_) {
     MutexLock lock(&agent->mu);
@@ -89,29 +98,32 @@ nlohmann::json MusterFleet::Submit() {
       epoch_ = held.epoch();
     }
   }
-  iteration_ = 0;
-  directive_ = 0;
-  result["answered"] = answered;
-  result["job_id"] = job_id_;
-  return result;
 }
 
 nlohmann::json MusterFleet::Form() {
   nlohmann::json result;
   result["phases"] = Summary(PhaseOfAll("loading"));
   Simulated* first = AgentOfRank(0);
-  v1::TrainerReport report;
+  v1::AssignmentRef of_first;
   {
     MutexLock lock(&first->mu);
     for (const v1::AssignmentRef& held : first->assignments) {
-      if (held.rank() == 0) report = ReportOf(held);
+      if (held.rank() == 0) of_first = held;
     }
   }
+  v1::TrainerReport report = ReportOf(of_first);
   report.mutable_unique_id()->set_id(std::string(256, 'a'));  // as long as NCCL's, in hex
   unique_ids_.Expect(shape_.num_agents());
   const double start = Now();
   Send(first, {std::move(report)}, /*awaited=*/false);
   result["unique_id"] = Summary(unique_ids_.Wait(start, "unique ID"));
+  if (iteration_ > 0) {  // after a loss: the survivors' state is there
+    (void)PhaseOfAll("restoring");
+    v1::TrainerReport restored = ReportOf(of_first);
+    restored.mutable_restored()->set_iteration(iteration_);
+    restored.mutable_restored()->set_source("live");
+    Send(first, {std::move(restored)}, /*awaited=*/false);
+  }
   (void)PhaseOfAll("training");
   (void)Steps(1);
   return result;

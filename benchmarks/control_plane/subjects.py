@@ -112,6 +112,11 @@ def muster(case):
                 where = ["--coordinator", server.address]
                 row["cli_status_s"] = _cli(["status", submitted["job_id"], *where])
                 row["cli_list_s"] = _cli(["list", *where])
+            if job == 0:
+                cpu = server.cpu_s()
+                lost = clients.ask("lose 0.01")
+                row["lose_cpu_s"], row["lose_s"], row["lose_step_s"] = server.cpu_s() - cpu, lost["max"], lost["stepped"]
+                row["lose_memory_kb"] = (server.rss_kb() - rss) / case.workers
             if job + 1 < case.jobs:
                 kills.append(clients.ask("kill")["released"])
         row["submit_s"] = sorted(submits)[len(submits) // 2]
