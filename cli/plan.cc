@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <iostream>
 
 #include "absl/strings/str_cat.h"
@@ -22,6 +23,7 @@ Json PlanToJson(const JobPlan& plan, const JobSpec& spec, const RankTopology& to
   Json json;
   json["parameters"] = {{"total", plan.total_parameters}, {"per_rank", Json::array()}};
   json["bytes_per_rank"] = Json::array();
+  json["host_bytes_per_rank"] = Json::array();
   for (int rank = 0; rank < topology.world_size(); ++rank) {
     const RankPlan& need = plan.stages[topology.Coordinates(rank).pp];
     json["parameters"]["per_rank"].push_back(need.parameters);
@@ -32,6 +34,9 @@ Json PlanToJson(const JobPlan& plan, const JobSpec& spec, const RankTopology& to
                                       {"gathered", need.gathered_bytes},
                                       {"activations", need.activation_bytes},
                                       {"total", need.total_bytes()}});
+    json["host_bytes_per_rank"].push_back({{"rank", rank},
+                                           {"snapshots", need.snapshot_bytes},
+                                           {"snapshot_copies", need.snapshot_copy_bytes}});
   }
   json["bubble_fraction"] = plan.bubble_fraction;
   json["flops_per_iteration"] = plan.flops_per_iteration;
@@ -44,6 +49,21 @@ Json PlanToJson(const JobPlan& plan, const JobSpec& spec, const RankTopology& to
     json["experts"] = {{"routing", "even"}, {"rows_per_microbatch", ExpertRowsOf(spec).received}};
   }
   return json;
+}
+
+void PrintHostMemory(const JobPlan& plan, const JobSpec& spec) {
+  if (spec.recovery.snapshot_interval <= 0) return;
+  const auto size = [](int64_t bytes) {
+    return absl::StrCat(FormatCount(static_cast<double>(bytes)), "B");
+  };
+  int64_t own = 0, copies = 0;
+  for (const RankPlan& stage : plan.stages) {
+    own = std::max(own, stage.snapshot_bytes);
+    copies = std::max(copies, stage.snapshot_copy_bytes);
+  }
+  std::cout << "\nhost memory of a rank: snapshots up to " << size(own);
+  if (copies > 0) std::cout << ", and on several nodes copies of others' up to " << size(copies);
+  std::cout << " (recovery.snapshot_interval=" << spec.recovery.snapshot_interval << "; 0: none)\n";
 }
 
 void PrintPlan(const JobPlan& plan, const JobSpec& spec, const ResolvedSpec& resolved) {
@@ -77,6 +97,7 @@ void PrintPlan(const JobPlan& plan, const JobSpec& spec, const ResolvedSpec& res
             << FormatTable({"STAGE", "PARAMETERS", "WEIGHTS", "GRADIENTS", "OPTIMIZER", "GATHERED",
                             "ACTIVATIONS", "TOTAL"},
                            rows);
+  PrintHostMemory(plan, spec);
 }
 
 int Plan(const Invocation& invocation) {

@@ -39,6 +39,9 @@ int64_t PeakBytes(const RankSchedule& schedule, const std::vector<ChunkBytes>& c
   return peak;
 }
 
+// kSnapshotSlots of common/recovery/generations.h.
+constexpr int64_t kSnapshotGenerations = 3;
+
 // A step as short as possible that still holds as much at once as one of `num_microbatches`.
 int ShortestFullStep(const ScheduleOptions& options, int64_t num_microbatches) {
   const int64_t group =
@@ -97,6 +100,8 @@ absl::StatusOr<JobPlan> MakePlan(const JobSpec& spec, const ResolvedSpec& resolv
     stage.gradient_bytes = state.gradient_bytes;
     stage.optimizer_bytes = state.optimizer_bytes;
     stage.gathered_bytes = state.gathered_bytes;
+    if (spec.recovery.snapshot_interval > 0)
+      stage.snapshot_bytes = kSnapshotGenerations * state.updated_bytes;
     std::vector<ChunkBytes> chunks;
     for (const ChunkLayers& chunk : layers[rank]) {
       chunks.push_back({ChunkActivations(spec, resolved, chunk),
@@ -107,6 +112,12 @@ absl::StatusOr<JobPlan> MakePlan(const JobSpec& spec, const ResolvedSpec& resolv
     stage.activation_bytes =
         std::max(PeakBytes(schedule, chunks), OptimizerTemporaries(spec, resolved, layers[rank])) +
         RotaryTableBytes(spec, resolved) * split.virtual_pp;
+  }
+  // Of whichever stage its rank is.
+  int64_t most = 0;
+  for (const RankPlan& stage : plan.stages) most = std::max(most, stage.snapshot_bytes);
+  if (spec.resources.world_size > 1) {
+    for (RankPlan& stage : plan.stages) stage.snapshot_copy_bytes = most;
   }
   return plan;
 }

@@ -13,7 +13,7 @@ namespace muster {
 // Bytes are those of one rank's device: live tensors, as the allocator counts them while a training
 // step runs (worker/model/tensor_memory.h; a step report's memory_bytes). Their sum is the peak of
 // the built-in GPT, within a tenth (tests/worker/train/memory_test.cc). Not counted: evaluation,
-// checkpoints, snapshots, collectives' buffers, the process itself.
+// checkpoints, collectives' buffers, the process itself.
 //   parameters   in the model's dtype
 //   gradients    the accumulation buffers (fp32 where the spec reduces in fp32)
 //   optimizer    moments, and fp32 main parameters for half-precision models
@@ -26,10 +26,15 @@ namespace muster {
 //                temporaries of the pass that runs,
 //                rotary tables (activation_memory.h); or the optimizer's temporaries, if they are
 //                more. Of a ramp-up the full batch counts. Experts are taken to be chosen evenly.
+// On the host, beside the process: snapshots (recovery.snapshot_interval; design 3).
+//   snapshots        three generations of what the rank updates
+//   snapshot_copies  in a job on several nodes: as many of a rank of another node; more where the
+//                    nodes have unequal numbers of ranks
 struct RankPlan {
   int64_t parameters = 0;  // elements held
   int64_t parameter_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0;
   int64_t gathered_bytes = 0, activation_bytes = 0;
+  int64_t snapshot_bytes = 0, snapshot_copy_bytes = 0;
   int64_t total_bytes() const {
     return parameter_bytes + gradient_bytes + optimizer_bytes + gathered_bytes + activation_bytes;
   }

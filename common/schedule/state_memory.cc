@@ -174,6 +174,10 @@ StateMemory StageState(const JobSpec& spec, const ResolvedSpec& resolved,
     memory.optimizer_bytes = LayerWiseBytes(spec, resolved, chunks, of_dense, state) +
                              Share(of_experts, ExpertDataParallelSize(spec));
   }
+  memory.updated_bytes =
+      memory.optimizer_bytes +
+      parameter_size * (Share(count.dense_matrices + count.dense_other, dense) +
+                        Share(count.expert_matrices + count.expert_other, expert));
   if (sharding.by_unit) {
     memory.gathered_bytes = GatheredBytes(spec, resolved, chunks, sharding, ranks, gradient_size);
   }

@@ -16,6 +16,9 @@ int64_t ParameterBytes(const TrainingSpec& training);  // of an element
 struct StateMemory {
   int64_t parameters = 0;  // elements held
   int64_t parameter_bytes = 0, gradient_bytes = 0, optimizer_bytes = 0;
+  // What this rank updates: its part of the parameters, and the optimizer's state. What a snapshot
+  // of it holds (worker/train/live_state.h).
+  int64_t updated_bytes = 0;
   // Gathered values and local gradients of units and root (worker/parallel/fsdp.h). Their memory is
   // kept from step to step.
   int64_t gathered_bytes = 0;

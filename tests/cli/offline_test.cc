@@ -12,6 +12,7 @@ namespace {
 
 using nlohmann::json;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class OfflineTest : public ::testing::Test {
  protected:
@@ -122,6 +123,15 @@ TEST_F(OfflineTest, PlanOfASpec) {
   EXPECT_EQ(plan["bytes_per_rank"][1]["parameters"], 4 * plan["parameters"]["total"].get<int>());
   EXPECT_GT(plan["flops_per_iteration"], 0.0);
   EXPECT_THAT(Muster({"plan", folder_ / "spec.json"}).out, HasSubstr("pipeline bubble"));
+  // Weights and two moments in fp32, three generations.
+  EXPECT_EQ(plan["host_bytes_per_rank"][1]["snapshots"],
+            3 * 12 * plan["parameters"]["total"].get<int>());
+  EXPECT_EQ(plan["host_bytes_per_rank"][1]["snapshot_copies"],
+            plan["host_bytes_per_rank"][1]["snapshots"]);
+  EXPECT_THAT(Muster({"plan", folder_ / "spec.json"}).out,
+              HasSubstr("host memory of a rank: snapshots up to"));
+  EXPECT_THAT(Muster({"plan", folder_ / "spec.json", "--set", "recovery.snapshot_interval=0"}).out,
+              Not(HasSubstr("host memory")));
 }
 
 TEST_F(OfflineTest, PlanOfAShardedSpecWithExperts) {

@@ -32,6 +32,29 @@ TEST(PlanTest, OneRank) {
                                     rank.activation_bytes);
 }
 
+TEST(PlanTest, SnapshotsAreThreeTimesWhatARankUpdates) {
+  Job job = Llama1B();  // bf16: 2 bytes of weights, 12 of main parameters and moments
+  const int64_t n = 1235814400;
+  job.spec.resources.world_size = job.resolved.data_parallel_size = 4;
+  job.spec.recovery.snapshot_interval = 10;
+  auto plan = MakePlan(job.spec, job.resolved);
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  EXPECT_EQ(plan->stages[0].snapshot_bytes, 3 * 14 * n);
+  EXPECT_EQ(plan->stages[0].snapshot_copy_bytes, 3 * 14 * n);
+  job.spec.parallel.use_distributed_optimizer = true;
+  plan = MakePlan(job.spec, job.resolved);
+  EXPECT_EQ(plan->stages[0].snapshot_bytes, 3 * 14 * n / 4);
+  job.spec.recovery.snapshot_interval = 0;
+  plan = MakePlan(job.spec, job.resolved);
+  EXPECT_EQ(plan->stages[0].snapshot_bytes, 0);
+  EXPECT_EQ(plan->stages[0].snapshot_copy_bytes, 0);
+  job.spec.recovery.snapshot_interval = 10;
+  job.spec.resources.world_size = job.resolved.data_parallel_size = 1;
+  plan = MakePlan(job.spec, job.resolved);
+  EXPECT_EQ(plan->stages[0].snapshot_bytes, 3 * 14 * n);
+  EXPECT_EQ(plan->stages[0].snapshot_copy_bytes, 0);  // there is no other rank
+}
+
 TEST(PlanTest, ActivationsOfALayerFollowThePublishedFormula) {
   // Korthikanti et al. equation 1 without dropout: s b h (34 - 2) bytes in 16 bits. On top, what
   // norms (mean, 1 / deviation) and fused attention (log-sum-exp instead of the scores) keep in
