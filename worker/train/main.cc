@@ -1,5 +1,5 @@
-// muster-trainer: started by the agent with --control-fd N; or by `muster generate` with
-// --generate.
+// muster-trainer: started by the agent with --control-fd N, or with --check-device before it
+// registers; or by `muster generate` with --generate.
 #include <fcntl.h>
 #include <unistd.h>
 
@@ -17,6 +17,7 @@
 #include "common/runtime/log.h"
 #include "worker/model/caching_allocator.h"
 #include "worker/provider/builtin.h"
+#include "worker/train/device_check.h"
 #include "worker/train/generate.h"
 #include "worker/train/session.h"
 #include "worker/train/signals.h"
@@ -27,6 +28,7 @@ namespace {
 
 constexpr char kUsage[] =
     "usage: muster-trainer --control-fd N\n"
+    "       muster-trainer --check-device cpu|cuda:N\n"
     "       muster-trainer --generate --checkpoint DIR --prompt TEXT [--ckpt-step N] "
     "[--max-new-tokens N]\n"
     "                      [--temperature T] [--top-k K] [--seed S] [--threads N]\n"
@@ -35,7 +37,7 @@ constexpr char kUsage[] =
 struct Flags {
   std::optional<int64_t> control_fd, ckpt_step;
   bool generate = false;
-  std::string checkpoint, prompt;
+  std::string check_device, checkpoint, prompt;
   int64_t max_new_tokens = 100, top_k = 0, seed = 1234, threads = 0;
   double temperature = 1.0;
 };
@@ -56,6 +58,8 @@ absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
     bool good = true;
     if (name == "--checkpoint") {
       flags.checkpoint = value;
+    } else if (name == "--check-device") {
+      flags.check_device = value;
     } else if (name == "--prompt") {
       flags.prompt = value;
     } else if (name == "--temperature") {
@@ -79,6 +83,7 @@ absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
       return absl::InvalidArgumentError(
           absl::StrCat(name, "=", value, ": must be a number of at least 0"));
   }
+  if (!flags.check_device.empty()) return flags;
   if (!flags.generate && !flags.control_fd)
     return absl::InvalidArgumentError("--control-fd or --generate is needed");
   if (flags.generate && flags.checkpoint.empty())
@@ -108,6 +113,15 @@ int RunGenerate(const Flags& flags) {
   }
   std::cout << std::endl;
   return 0;
+}
+
+int RunCheckDevice(const std::string& device) {
+  const absl::Status in_use = UseDevice(device);
+  const DeviceCheck check =
+      in_use.ok() ? CheckDevice(device, IdentifyDevice(device))
+                  : DeviceCheck{.device = device, .error = std::string(in_use.message())};
+  std::cout << Encode(check) << std::endl;
+  return check.error.empty() ? 0 : 1;
 }
 
 int RunDaemon(int fd) {
@@ -152,6 +166,7 @@ int main(int argc, char** argv) {
     std::cerr << "muster-trainer: " << flags.status().message() << "\n" << muster::kUsage;
     return 2;
   }
+  if (!flags->check_device.empty()) return muster::RunCheckDevice(flags->check_device);
   return flags->generate ? muster::RunGenerate(*flags)
                          : muster::RunDaemon(static_cast<int>(*flags->control_fd));
 }

@@ -23,6 +23,8 @@ absl::Status UseDevice(const std::string& device) {
       absl::StrCat("device=", device, ": this trainer was built without CUDA"));
 }
 
+DeviceIdentity IdentifyDevice(const std::string&) { return IdentifyCpu(); }
+
 absl::StatusOr<std::string> MakeUniqueId(const std::string& backend, const AssignMessage&) {
   RETURN_IF_ERROR(CheckIsGloo(backend));
   return MakeGlooUniqueId();

@@ -1,5 +1,6 @@
 // The CUDA trainer's backends: NCCL, and gloo for CPU jobs.
 #include <c10/cuda/CUDAFunctions.h>
+#include <cuda_runtime_api.h>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
@@ -36,6 +37,17 @@ absl::Status UseDevice(const std::string& device) {
   UseCudaRowOps();
   CountCudaMemory();
   return SelectDevice(device).status();
+}
+
+DeviceIdentity IdentifyDevice(const std::string& device) {
+  if (device.rfind("cuda:", 0) != 0) return IdentifyCpu();
+  const absl::StatusOr<int> index = SelectDevice(device);
+  cudaDeviceProp properties;
+  if (!index.ok() || cudaGetDeviceProperties(&properties, *index) != cudaSuccess) return {};
+  return {
+      .kind = properties.name,
+      .serial = absl::StrCat("GPU-", absl::BytesToHexString(absl::string_view(
+                                         properties.uuid.bytes, sizeof(properties.uuid.bytes))))};
 }
 
 absl::StatusOr<std::string> MakeUniqueId(const std::string& backend,
