@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,8 +14,14 @@
 namespace muster {
 
 absl::Status LogSink::Open() {
+  if (options_.path.empty()) return absl::OkStatus();
   file_ = Fd(open(options_.path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0644));
-  if (!file_.open()) return ErrnoStatus(errno, absl::StrCat("log file ", options_.path));
+  if (!file_.open()) {
+    const int error = errno;
+    Note(error);
+    if (error == ENOSPC || error == EDQUOT) return absl::OkStatus();
+    return ErrnoStatus(error, absl::StrCat("log file ", options_.path));
+  }
   struct stat info;
   written_ = fstat(file_.get(), &info) == 0 ? info.st_size : 0;
   return absl::OkStatus();
@@ -31,17 +38,28 @@ void LogSink::AddLine(const std::string& line) {
 }
 
 void LogSink::Write(absl::string_view bytes) {
+  if (options_.path.empty()) return;
   if (written_ >= options_.max_bytes) {
     rename(options_.path.c_str(), absl::StrCat(options_.path, ".1").c_str());
-    if (!Open().ok()) return;
+    file_.Reset();
   }
+  if (!file_.open() && (!Open().ok() || !file_.open())) return;
   while (!bytes.empty()) {
     const ssize_t count = write(file_.get(), bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) return;
+    if (count <= 0) return Note(errno);
     written_ += count;
     bytes.remove_prefix(count);
   }
+  failing_ = false;
 }
+
+void LogSink::Note(int error) {
+  if (std::exchange(failing_, true)) return;
+  problem_ = absl::StrCat("the log file ", options_.path, " can't be written (", strerror(error),
+                          "): its lines are lost there until it can");
+}
+
+std::string LogSink::TakeProblem() { return std::exchange(problem_, ""); }
 
 }  // namespace muster

@@ -170,6 +170,9 @@ class TrainerProcess::Impl {
     }
     const absl::string_view bytes(buffer, count);
     log_.Write(bytes);
+    if (std::string problem = log_.TakeProblem(); !problem.empty() && callbacks_.on_log_problem) {
+      callbacks_.on_log_problem(std::move(problem));
+    }
     std::vector<std::string> lines;
     log_lines_.Add(bytes, &lines);
     for (std::string& line : lines) DeliverLogLine(std::move(line));

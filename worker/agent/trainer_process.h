@@ -45,7 +45,7 @@ class TrainerProcess {
     std::map<std::string, std::string> env;  // added to this process's own environment
     std::vector<int> cpus;                   // that it may run on; empty: as this process
     int memory_node = -1;              // NUMA node to take memory from; -1: the kernel's choice
-    std::string log_path;              // appended to; the folder must be there
+    std::string log_path;              // appended to; the folder must be there. Empty: no file
     int64_t max_log_bytes = 64 << 20;  // then log_path becomes log_path.1
     size_t tail_lines = 50, tail_bytes = 16 << 10;
     size_t max_log_line = 4096;          // bytes; longer ones are cut into several
@@ -55,6 +55,8 @@ class TrainerProcess {
   struct Callbacks {
     std::function<void(std::string line)> on_message;  // a control line, without its '\n'
     std::function<void(std::string line)> on_log_line;
+    // The log file can't be written, a full disk most likely; the trainer goes on.
+    std::function<void(std::string text)> on_log_problem;
     std::function<void(TrainerExit)> on_exit;
   };
 

@@ -3,6 +3,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <deque>
 #include <filesystem>
 #include <optional>
@@ -273,15 +274,17 @@ class TrainerSet::Impl {
         options_.log_folder, "/", absl::StrReplaceAll(action.launch->job_id, {{"/", "_"}}));
     std::error_code error;
     std::filesystem::create_directories(folder, error);
-    if (error) {
-      return absl::UnavailableError(
-          absl::StrCat("cannot make the log folder ", folder, ": ", error.message()));
-    }
+    const std::string problem =
+        error ? absl::StrCat("the log folder ", folder, " can't be made: ", error.message()) : "";
+    const bool disk_is_full = error == std::errc::no_space_on_device || error.value() == EDQUOT;
+    if (error && !disk_is_full) return absl::UnavailableError(problem);
+    if (disk_is_full) post_({action.worker, action.run, RunEvent::Note{"log_failed", problem}});
     TrainerProcess::Options options{
         .program = options_.program,
         .env = {{"OMP_NUM_THREADS", absl::StrCat(action.assignment.num_threads)},
                 {"MUSTER_WORKER", action.worker}},  // for the trainer's log lines
-        .log_path = action.assignment.rank < 0
+        .log_path = disk_is_full ? ""
+                    : action.assignment.rank < 0
                         ? absl::StrCat(folder, "/spare-",
                                        absl::StrReplaceAll(action.worker, {{"/", "_"}}), ".log")
                         : absl::StrFormat("%s/rank-%05d.log", folder, action.assignment.rank),
@@ -337,6 +340,11 @@ class TrainerSet::Impl {
         .on_log_line =
             [this, worker, run](std::string line) {
               post_({worker, run, RunEvent::LogLine{std::move(line)}});
+            },
+        .on_log_problem =
+            [this, worker, run](std::string text) {
+              MUSTER_LOG(kWarning) << text << " worker=" << worker;
+              post_({worker, run, RunEvent::Note{"log_failed", std::move(text)}});
             },
         .on_exit =
             [this, worker, run, job_id, epoch = action.launch->epoch,

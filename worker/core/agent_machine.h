@@ -61,6 +61,9 @@ struct RunEvent {                // what became of run `run` of a worker
   struct Garbage {  // a control line that could not be read
     std::string error;
   };
+  struct Note {  // of the agent itself: an event of the job
+    std::string kind, text;
+  };
   struct ProcessSeen {  // answer to LookAtProcessAction
     int64_t request = 0;
     bool running = false;
@@ -68,7 +71,7 @@ struct RunEvent {                // what became of run `run` of a worker
     double cpu_ms = 0;
   };
   // TrainerExited: it ended, or (launch_error) could not be started. Comes last, once a run.
-  std::variant<Started, TrainerToAgent, LogLine, Garbage, TrainerExited, StoreReplyMessage,
+  std::variant<Started, TrainerToAgent, LogLine, Garbage, TrainerExited, StoreReplyMessage, Note,
                ProcessSeen>
       what;
 };

@@ -42,6 +42,8 @@ void AgentMachine::On(const RunEvent& event) {
     if (worker.state == State::kTraining) {
       actions_.push_back(SendToTrainerAction{worker.name, worker.run, *reply});
     }
+  } else if (const auto* note = std::get_if<RunEvent::Note>(&event.what)) {
+    Report(worker, EventMessage{worker.attempt.launch->epoch, note->kind, note->text});
   } else if (const auto* seen = std::get_if<RunEvent::ProcessSeen>(&event.what)) {
     OnProcessSeen(worker, *seen);
   } else {
