@@ -33,11 +33,11 @@ class Generations {
                            kNoGeneration, kNoGeneration, kNoGeneration});
 
   // Asked after each commit, and after a recovery: all ranks begin a try of `iteration` now. The
-  // same answer on all. No try is open and the last counted one is `interval` committed steps old;
-  // interval 0: never.
+  // same answer on all. No try is open and the last counted one is `interval` committed steps old
+  // (after a recovery: the safe one); interval 0: never.
   bool Due(int64_t iteration, int64_t interval) const;
-  // Opens the try. The slot that the snapshot goes to; nullopt: a given-up copy is still being
-  // written, so that this rank cannot, and its vote gives the try up for all.
+  // Opens the try. The slot that the snapshot goes to; nullopt: none is free, or a given-up
+  // copy is still being written; this rank's vote then gives the try up for all.
   std::optional<int> Begin(int64_t iteration);
   // The copy that is being written has ended, buddy's included. One of a try that was given up
   // meanwhile only frees its slot.
@@ -50,10 +50,12 @@ class Generations {
   int64_t vote() const;
   void Counted(int64_t result);
 
-  // After a recovery that goes on from `iteration`, before the next step: what is newer is of a
-  // discarded future, the open try is none any more; a copy under way must have ended (GiveUp).
-  // `counted`: RestoreDecision::snapshots.
-  void Restored(int64_t iteration, int64_t counted);
+  // After a recovery that goes on from `iteration`, before the next step. Survivors make a new
+  // object from what their memory holds first, as new processes do: an own copy that is complete
+  // though its buddy's is not is unknown to the old one, but covers. What is newer is of a
+  // discarded future. `counted`: RestoreDecision::snapshots; `safe`:
+  // RestoreDecision::safe_snapshots, or the same as `counted` (nullopt) where nobody has a buddy.
+  void Restored(int64_t iteration, int64_t counted, std::optional<int64_t> safe = std::nullopt);
 
   int64_t newest_complete() const;  // on this rank alone; kNoGeneration: none
   int64_t newest_counted() const { return counted_; }
@@ -62,14 +64,16 @@ class Generations {
   // Complete ones, ascending, with their slots.
   std::vector<std::pair<int64_t, int>> complete() const;
 
- private:
-  std::optional<int> SlotOf(int64_t iteration) const;
+  // By slot; kNoGeneration: empty, torn or dropped.
+  const std::array<int64_t, kSnapshotSlots>& slots() const { return complete_; }
 
+ private:
   std::array<int64_t, kSnapshotSlots> complete_;
   std::optional<std::pair<int, int64_t>> writing_;  // slot, iteration
   std::optional<int64_t> try_;
-  bool failed_ = false;  // the open try, here
+  enum class Here { kNotYet, kDone, kFailed } here_ = Here::kNotYet;  // the open try
   int64_t counted_ = kNoGeneration;
+  int64_t safe_ = kNoGeneration;  // counted, or less: what Due counts from
 };
 
 }  // namespace muster

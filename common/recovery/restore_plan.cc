@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <set>
 #include <tuple>
 #include <utility>
 
@@ -33,13 +34,19 @@ struct Holding {
 
 struct Candidate {
   int64_t num_pieces = 0;
-  std::map<int64_t, Kind> best;         // by piece: the best kind that anybody holds it as
-  std::map<int64_t, bool> in_snapshot;  // pieces that a snapshot holds
-  std::vector<Holding> holdings;        // by member, then by kind
+  std::map<int64_t, Kind> best;   // by piece: the best kind that anybody holds it as
+  std::set<int64_t> own, buddys;  // pieces that snapshots hold
+  std::vector<Holding> holdings;  // by member, then by kind
 
   bool covered() const { return static_cast<int64_t>(best.size()) == num_pieces; }
-  bool covered_by_snapshots() const {
-    return static_cast<int64_t>(in_snapshot.size()) == num_pieces;
+  // How many snapshots of every piece there are: own and a buddy's, on another node (2), one of
+  // them (1), or not even that.
+  int snapshots() const {
+    int least = 2;
+    for (int64_t piece = 0; piece < num_pieces; ++piece) {
+      least = std::min(least, static_cast<int>(own.count(piece) + buddys.count(piece)));
+    }
+    return least;
   }
 };
 
@@ -84,7 +91,8 @@ absl::Status Add(const HeldState& held, Key key, Holding holding, Candidates& ca
   for (const int64_t piece : held.pieces) {
     const auto [best, is_new] = candidate.best.try_emplace(piece, held.kind);
     if (!is_new) best->second = std::min(best->second, held.kind);
-    if (held.kind != Kind::kLive) candidate.in_snapshot[piece] = true;
+    if (held.kind == Kind::kOwnSnapshot) candidate.own.insert(piece);
+    if (held.kind == Kind::kBuddySnapshot) candidate.buddys.insert(piece);
   }
   return absl::OkStatus();
 }
@@ -150,9 +158,10 @@ const Candidates::value_type* Choose(const Candidates& candidates,
   return chosen;
 }
 
-int64_t NewestInSnapshots(const Candidates& candidates, int64_t not_after) {
+// The newest generation that snapshots cover at least `times`; -1: none.
+int64_t NewestCovered(const Candidates& candidates, int64_t not_after, int times) {
   for (auto it = candidates.rbegin(); it != candidates.rend(); ++it) {
-    if (it->first.iteration <= not_after && it->second.covered_by_snapshots())
+    if (it->first.iteration <= not_after && it->second.snapshots() >= times)
       return it->first.iteration;
   }
   return -1;
@@ -261,7 +270,11 @@ absl::StatusOr<RestoreDecision> DecideRestore(const std::vector<MemberOffer>& of
     decision.source = Source::kCheckpoint;
     decision.iteration = checkpoint;
   }
-  decision.snapshots = NewestInSnapshots(candidates, decision.iteration);
+  // What survives the loss of a node is kept rather than what is newer.
+  decision.safe_snapshots = NewestCovered(candidates, decision.iteration, 2);
+  decision.snapshots = decision.safe_snapshots >= 0
+                           ? decision.safe_snapshots
+                           : NewestCovered(candidates, decision.iteration, 1);
   decision.reason = Reason(offers, decision);
   return decision;
 }

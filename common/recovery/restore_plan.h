@@ -78,9 +78,13 @@ struct RestoreDecision {
   // Members that are one step behind finish it with this vector before they offer anything. All
   // take it as their `agreed` (of step `iteration` in `epoch`), so that it is not lost with one.
   std::optional<AgreementVector> finish_with;
-  // The newest generation, not after `iteration`, that snapshots alone cover: for
-  // Generations::Restored. kNoGeneration (-1): none.
+  // For Generations::Restored: the generation, not after `iteration`, to keep until a newer one
+  // counts. Snapshots alone cover it: own ones and buddies' both, else either; then the newest.
+  // kNoGeneration (-1): none.
   int64_t snapshots = -1;
+  // The newest one that own snapshots and buddies' both cover: `snapshots` or older, or -1. The
+  // next try is due from here on, so that the loss of a node is survived again soon.
+  int64_t safe_snapshots = -1;
   struct Member {
     bool finishes = false;  // its prepared step
     std::optional<int>

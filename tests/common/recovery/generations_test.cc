@@ -48,7 +48,7 @@ TEST(GenerationsTest, TheVoteSaysCompleteFailedOrNothingNew) {
   generations.Counted(1);
   EXPECT_EQ(generations.newest_counted(), 1);
   generations.Begin(2);
-  EXPECT_EQ(generations.vote(), 1);
+  EXPECT_EQ(generations.vote(), kNoGeneration);
   generations.GiveUp();
   EXPECT_EQ(generations.vote(), kGivenUp);
   generations.Counted(kGivenUp);
@@ -102,6 +102,25 @@ TEST(GenerationsTest, ARestoredJobDropsTheFutureAndKeepsWhatSnapshotsCover) {
   generations.Complete();
   generations.Restored(16, 5);
   EXPECT_EQ(generations.Begin(17), 1) << "10 is older than 16, and 5 is the one that counts";
+}
+
+TEST(GenerationsTest, WhatOneNodesLossWouldTakeIsSoonFollowedByAnother) {
+  Generations generations({10, 20, kNoGeneration});
+  generations.Restored(20, 20, /*safe=*/kNoGeneration);
+  EXPECT_FALSE(generations.Due(20, 10));
+  ASSERT_TRUE(generations.Due(21, 10));
+  EXPECT_EQ(generations.Begin(21), 2);
+  generations.Complete();
+  generations.Counted(21);
+  EXPECT_FALSE(generations.Due(30, 10));
+  EXPECT_TRUE(generations.Due(31, 10));
+}
+
+TEST(GenerationsTest, WithoutAFreeSlotTheTryIsGivenUp) {
+  Generations generations({10, 10, 10});
+  generations.Restored(10, 10);
+  EXPECT_FALSE(generations.Begin(20).has_value());
+  EXPECT_EQ(generations.vote(), kGivenUp);
 }
 
 TEST(GenerationsTest, TheSameIterationAgainTakesItsOwnSlot) {

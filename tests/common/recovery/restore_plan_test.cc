@@ -126,6 +126,21 @@ TEST(RestorePlanTest, ABuddysCopyCoversALostNode) {
   EXPECT_EQ(decision.members[1].keeps, std::nullopt);
 }
 
+TEST(RestorePlanTest, TheSnapshotsToKeepAreThoseThatSurviveANode) {
+  const auto rank = [](int64_t piece, bool buddy_has_5) {
+    MemberOffer offer = Rank(
+        piece, {Held(Kind::kLive, 6, {piece}), Held(Kind::kOwnSnapshot, 4, {piece}),
+                Held(Kind::kOwnSnapshot, 5, {piece}), Held(Kind::kBuddySnapshot, 4, {1 - piece})});
+    if (buddy_has_5) offer.held.push_back(Held(Kind::kBuddySnapshot, 5, {1 - piece}));
+    return offer;
+  };
+  EXPECT_EQ(Decide({rank(0, true), rank(1, false)}).snapshots, 4);
+  EXPECT_EQ(Decide({rank(0, true), rank(1, true)}).snapshots, 5);
+  const RestoreDecision lost = Decide({rank(0, true), LiveRank(1, 6)});
+  EXPECT_EQ(lost.snapshots, 5) << "either is better than none";
+  EXPECT_EQ(lost.safe_snapshots, -1);
+}
+
 TEST(RestorePlanTest, LiveStateAndSnapshotsOfOneIterationAddUp) {
   const RestoreDecision decision =
       Decide({LiveRank(0, 4), Rank(1, {Held(Kind::kOwnSnapshot, 4, {1})})});
