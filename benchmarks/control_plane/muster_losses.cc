@@ -39,8 +39,9 @@ nlohmann::json MusterFleet::Lose(double share) {
   nlohmann::json result = AwaitAssignments(before, start);
   result["lost"] = count;
   result["epochs"] = epoch_ - before;
+  const double forming = Now();  // what was waited for in vain before does not count
   (void)Form();
-  result["stepped"] = Now() - start;
+  result["stepped"] = result["max"].get<double>() + Now() - forming;
   return result;
 }
 
