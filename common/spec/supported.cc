@@ -17,9 +17,6 @@ const Feature kMissing[] = {
      "use byte"},
     {"checkpoint.async_save", [](const JobSpec& s) { return s.checkpoint.async_save; },
      "set it to false"},
-    {"recovery.elastic", [](const JobSpec& s) { return s.recovery.elastic; }, "set it to false"},
-    {"rerun.error_injection_rate",
-     [](const JobSpec& s) { return s.rerun.error_injection_rate > 0; }, "set it to 0"},
 };
 
 }  // namespace
