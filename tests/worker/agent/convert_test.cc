@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "common/rpc/convert.h"
+#include "worker/agent/report_codec.h"
 
 namespace muster {
 namespace {
@@ -50,6 +51,43 @@ TEST(ConvertTest, HowATrainerEndedIsOneOfThree) {
   EXPECT_EQ(Convert(TrainerExited{}).exited().how_case(), v1::ExitedReport::kExitCode);
 }
 
+TEST(ConvertTest, AKillForWantOfMemoryIsSaid) {
+  EXPECT_TRUE(Convert(TrainerExited{.signal = 9, .oom_killed = true}).exited().oom_killed());
+  EXPECT_FALSE(Convert(TrainerExited{.signal = 9}).exited().oom_killed());
+}
+
+// What is spilled to files while the coordinator is away comes back as it was.
+TEST(ConvertTest, ReportsOfARecoverySurviveTheirCodec) {
+  const ProbeReplyMessage reply{.epoch = 3,
+                                .request = 8,
+                                .iteration = 99,
+                                .phase = "training",
+                                .thread_cpu_ms = 1.5,
+                                .ops = {{"dp", {0, 2}, 7, "all_reduce", false, 12.5}}};
+  const decltype(NodeReport::report) reports[] = {
+      TrainerExited{.exit_code = -1, .signal = 9, .pid = 5, .oom_killed = true},
+      RestoredMessage{3, 100, "live", "rank 1 from rank 0", 12.5, 80.25, 1 << 20},
+      RankTimesMessage{3, 100, 40, 9.5, 1.25, 0.125},
+      ExamineMessage{3, 100, "{}"},
+      TrainerProbed{8, true, "R", 250.5, reply},
+      TrainerProbed{8, false, "", 0, std::nullopt},
+      DeviceCheck{"cuda:1", "GPU", "GPU-1", "f0", 3.5, 100, "", false},
+      DeviceCheck{.error = "no program", .not_run = true},
+  };
+  for (const auto& report : reports) {
+    const NodeReport sent{.assignment = {"w0", "job", 3}, .rank = 5, .report = report};
+    const std::string bytes = EncodeReport(sent);
+    const std::optional<NodeReport> got = DecodeReport(bytes);
+    ASSERT_TRUE(got.has_value());
+    EXPECT_EQ(got->report.index(), report.index());
+    EXPECT_EQ(EncodeReport(*got), bytes);
+  }
+  const auto probed = DecodeReport(EncodeReport(
+      {.assignment = {"w0", "job", 3}, .report = TrainerProbed{8, true, "R", 250.5, reply}}));
+  EXPECT_EQ(std::get<TrainerProbed>(probed->report).reply, reply);
+  EXPECT_EQ(std::get<TrainerProbed>(probed->report).cpu_ms, 250.5);
+}
+
 TEST(ConvertTest, StepKeepsEveryDigitAndWhatIsAbsent) {
   const v1::StepReport step = Convert(StepMessage{.iteration = 9,
                                                   .lm_loss = 1.0 / 3.0,
@@ -89,6 +127,11 @@ TEST(ConvertTest, OrdersKeepTheirFields) {
   assignment->set_device("cuda:1");
   assignment->set_host_address("10.0.0.1");
   assignment->set_num_threads(8);
+  assignment->set_buddy(1);
+  launch->set_num_helpers(1);
+  launch->set_ledger_through(41);
+  launch->set_examine_json("{\"iteration\":7}");
+  launch->add_assignments()->set_rank(-1);
   const auto order = ToOrder(response);
   ASSERT_TRUE(order.has_value());
   const auto& got = std::get<LaunchOrder>(*order);
@@ -96,7 +139,13 @@ TEST(ConvertTest, OrdersKeepTheirFields) {
   EXPECT_EQ(got.epoch, 2);
   EXPECT_EQ(got.world_size, 4);
   EXPECT_EQ(got.directives_through, 6);
-  ASSERT_EQ(got.assignments.size(), 1u);
+  EXPECT_EQ(got.num_helpers, 1);
+  EXPECT_EQ(got.ledger_through, 41);
+  EXPECT_EQ(got.examine_json, "{\"iteration\":7}");
+  ASSERT_EQ(got.assignments.size(), 2u);
+  EXPECT_EQ(got.assignments[0].buddy, 1);
+  EXPECT_EQ(got.assignments[1].rank, -1) << "a spare";
+  EXPECT_EQ(got.assignments[1].buddy, -1) << "of an older coordinator, too";
   EXPECT_EQ(got.assignments[0].worker, "w1");
   EXPECT_EQ(got.assignments[0].rank, 3);
   EXPECT_EQ(got.assignments[0].device, "cuda:1");
@@ -107,6 +156,19 @@ TEST(ConvertTest, OrdersKeepTheirFields) {
   stop.mutable_stop()->set_worker("w1");
   *stop.mutable_stop()->mutable_grace() = ToProto(absl::Seconds(3));
   EXPECT_EQ(std::get<StopOrder>(*ToOrder(stop)).grace, absl::Seconds(3));
+}
+
+TEST(ConvertTest, ProbesAndForgottenJobs) {
+  v1::ConnectResponse response;
+  response.mutable_probe()->set_job_id("job");
+  response.mutable_probe()->set_epoch(2);
+  response.mutable_probe()->set_request(7);
+  const auto probe = std::get<ProbeJobOrder>(*ToOrder(response));
+  EXPECT_EQ(probe.job_id, "job");
+  EXPECT_EQ(probe.epoch, 2);
+  EXPECT_EQ(probe.request, 7);
+  response.mutable_forget_job()->set_job_id("old");
+  EXPECT_EQ(std::get<ForgetJobOrder>(*ToOrder(response)).job_id, "old");
 }
 
 TEST(ConvertTest, MessagesOfANewerCoordinatorAreSkipped) {
