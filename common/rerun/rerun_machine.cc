@@ -76,7 +76,7 @@ absl::StatusOr<RunDecision> RerunMachine::ShouldRun(const RerunFlags& sum) {
         state_ = RerunState::kNotRunningYet;
         return RunDecision{.report_stats = current_iteration_ % kStatsInterval == 0};
       }
-      if (sum.keep_going > 0) {
+      if (sum.keep_going > 0 && !(options_.accept_transient && sum.checkpoint > 0)) {
         state_ = RerunState::kNotRunningYet;
         return RunDecision{};
       }
@@ -153,15 +153,17 @@ absl::Status RerunMachine::Validate(const ResultCheck& check) {
   }
   if (!failed_call_.has_value() || call != *failed_call_) return absl::OkStatus();
   last_result_ = check.result;
+  rejected_again_ = check.rejected != nullptr && check.rejected(check.result);
   const double difference =
       injector_.MaybeMiscompare(state_).value_or(RelativeDifference(initial_result_, check.result));
-  if (state_ == RerunState::kRerunningInPlace) CompareFirstRerun(check, difference);
-  if (state_ == RerunState::kRerunningFromCheckpoint) CompareSecondRerun(check, difference);
+  differs_ = difference > check.tolerance;
+  if (state_ == RerunState::kRerunningInPlace) CompareFirstRerun(check);
+  if (state_ == RerunState::kRerunningFromCheckpoint) CompareSecondRerun(check);
   return absl::OkStatus();
 }
 
 void RerunMachine::ValidateInitialRun(const ResultCheck& check, const ValidationCall& call) {
-  if (flags_.rerun != 0 || current_iteration_ <= 1) return;
+  if (flags_.rerun != 0 || current_iteration_ <= 1 || current_iteration_ == accepted_) return;
   if (!injector_.MaybeInject(options_.rank) && !check.rejected(check.result)) return;
   failed_call_ = call;
   initial_result_ = last_result_ = check.result;
@@ -170,9 +172,10 @@ void RerunMachine::ValidateInitialRun(const ResultCheck& check, const Validation
   Record(RejectionStatus::kInitialRun, check.result, check.message);
 }
 
-void RerunMachine::CompareFirstRerun(const ResultCheck& check, double difference) {
+void RerunMachine::CompareFirstRerun(const ResultCheck& check) {
   if (!check.fatal) flags_.keep_going = 1;
-  if (difference > check.tolerance) {
+  if (differs_) {
+    if (options_.accept_transient && !rejected_again_) flags_.keep_going = 1;
     finding_ = RerunFinding::kNotReproducible;
     Record(RejectionStatus::kFirstRerunNotReproducible, check.result, check.message);
     return;
@@ -183,17 +186,16 @@ void RerunMachine::CompareFirstRerun(const ResultCheck& check, double difference
   suspicious_ = options_.place;
 }
 
-void RerunMachine::CompareSecondRerun(const ResultCheck& check, double difference) {
+void RerunMachine::CompareSecondRerun(const ResultCheck& check) {
   if (options_.place == suspicious_) {
     finding_ = RerunFinding::kSamePlace;
     flags_.restart_again = 1;
     return;
   }
   if (!check.fatal) flags_.keep_going = 1;
-  const bool differs = difference > check.tolerance;
-  finding_ = differs ? RerunFinding::kOtherPlaceDiffers : RerunFinding::kOtherPlaceAgrees;
-  Record(differs ? RejectionStatus::kSecondRerunNotReproducible
-                 : RejectionStatus::kSecondRerunReproducible,
+  finding_ = differs_ ? RerunFinding::kOtherPlaceDiffers : RerunFinding::kOtherPlaceAgrees;
+  Record(differs_ ? RejectionStatus::kSecondRerunNotReproducible
+                  : RejectionStatus::kSecondRerunReproducible,
          check.result, check.message);
 }
 

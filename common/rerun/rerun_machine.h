@@ -15,6 +15,10 @@
 //   8 a rejection that is not fatal.
 // A rerun that ends in none of these stays where it is and leaves with 17 (ExitOf).
 //
+// With accept_transient (other hardware is at hand, so that nobody has to leave for it) a fatal
+// result that was rejected at first and is none the second time counts as one that is not fatal;
+// and of two ranks that disagree, the one that wants to look elsewhere wins.
+//
 // A run: ShouldRun says run, passes, Validate for every result, ShouldRun says no more, ExitOf.
 // Invariants: of one rank and step only the first rejected call is followed; its rerun is compared
 // at the same call (message and how often it was made in this run).
@@ -117,6 +121,7 @@ struct RerunOptions {
   RerunPlace place;
   ErrorInjectorOptions injector;
   int64_t spike_samples = 100;
+  bool accept_transient = false;
 };
 
 // What a checkpoint keeps of a rank (reference 13.5).
@@ -162,8 +167,10 @@ class RerunMachine {
 
   // What this rank has found since the last call, for the tracker file; job_id is left out.
   std::vector<RejectionRecord> TakeRecords() { return std::exchange(records_, {}); }
-  RerunFinding finding() const { return finding_; }    // of this rank, about the step at hand
-  double last_result() const { return last_result_; }  // of the followed call, newest run
+  RerunFinding finding() const { return finding_; }        // of this rank, about the step at hand
+  double last_result() const { return last_result_; }      // of the followed call, newest run
+  bool rejected_again() const { return rejected_again_; }  // the same
+  bool differs() const { return differs_; }                // it, from the initial result
   double initial_result() const { return initial_result_; }
   const std::optional<ValidationCall>& failed_call() const { return failed_call_; }
 
@@ -183,12 +190,14 @@ class RerunMachine {
   void Load(const RerunCommonState& common, const std::optional<RerunRankState>& rank);
   // Ends an examination without its second rerun: the step begins anew.
   void Forget();
+  // Whatever this iteration gives is right.
+  void Accept(int64_t iteration) { accepted_ = iteration; }
 
  private:
   void Record(RejectionStatus status, double result, const std::string& message);
   void ValidateInitialRun(const ResultCheck& check, const ValidationCall& call);
-  void CompareFirstRerun(const ResultCheck& check, double difference);
-  void CompareSecondRerun(const ResultCheck& check, double difference);
+  void CompareFirstRerun(const ResultCheck& check);
+  void CompareSecondRerun(const ResultCheck& check);
 
   RerunOptions options_;
   ErrorInjector injector_;
@@ -198,6 +207,8 @@ class RerunMachine {
   RerunFlags flags_;
   std::optional<ValidationCall> failed_call_;
   double initial_result_ = 0, last_result_ = 0;
+  bool rejected_again_ = false, differs_ = false;
+  int64_t accepted_ = -1;  // iteration
   RerunPlace suspicious_;
   RerunFinding finding_ = RerunFinding::kNothing;
   std::map<std::string, int64_t> calls_;              // of this run, by message

@@ -278,6 +278,50 @@ TEST(RerunMachineTest, ContinueWinsOverCheckpoint) {
   EXPECT_EQ(machine.state(), RerunState::kNotRunningYet);
 }
 
+TEST(RerunMachineTest, WithOtherHardwareAtHandATransientErrorIsAcceptedUnlessARankRepeats) {
+  const auto negative = [](double value) { return value < 0; };
+  struct Row {
+    const char* name;
+    double again;
+    RerunFlags others;
+    RerunState state;
+  };
+  const Row rows[] = {
+      {"good the second time", 1, {}, RerunState::kNotRunningYet},
+      {"bad in another way", -2, {}, RerunState::kRerunningInPlace},
+      {"another rank repeats",
+       1,
+       {.rerun = 1, .checkpoint = 1},
+       RerunState::kWillRerunFromCheckpoint},
+  };
+  for (const Row& row : rows) {
+    SCOPED_TRACE(row.name);
+    RerunMachine machine({.accept_transient = true});
+    machine.SetCompleted(4);
+    ASSERT_TRUE(machine.ShouldRun({})->run);
+    ASSERT_TRUE(machine.Validate({.message = "m", .result = -1, .rejected = negative}).ok());
+    ASSERT_TRUE(machine.ShouldRun(machine.flags())->run);
+    ASSERT_TRUE(machine.Validate({.message = "m", .result = row.again, .rejected = negative}).ok());
+    RerunFlags sum = machine.flags();
+    sum.checkpoint += row.others.checkpoint;
+    EXPECT_FALSE(machine.ShouldRun(sum)->run);
+    EXPECT_EQ(machine.state(), row.state);
+  }
+}
+
+TEST(RerunMachineTest, AnAcceptedIterationIsNotLookedAt) {
+  RerunMachine machine({});
+  machine.Accept(5);
+  const ResultCheck bad{.message = "m", .result = -1, .rejected = [](double) { return true; }};
+  for (const int64_t completed : {4, 5}) {
+    machine.SetCompleted(completed);
+    ASSERT_TRUE(machine.ShouldRun({})->run);
+    ASSERT_TRUE(machine.Validate(bad).ok());
+    EXPECT_EQ(machine.flags().rerun, completed == 4 ? 0 : 1);
+    machine.Forget();
+  }
+}
+
 TEST(RerunMachineTest, AfterComingBackToTheSameDeviceOnlyAnExitFollows) {
   TracedJob job({.results = {{kBad, kBad}}});
   job.Step();
