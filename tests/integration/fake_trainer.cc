@@ -6,11 +6,14 @@
 //   FAKE_PROGRESS=0                    does not say how far it is. It steps on without its peers;
 //                                      a real one whose peer is gone would not
 //   FAKE_IGNORE_SHUTDOWN               stays when told to leave (until it is killed)
+// In a later epoch it goes on behind what the coordinator's ledger holds. Its "state" is the number
+// of its last step, in its snapshot memory; it prints what it finds there.
 #include <poll.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +21,7 @@
 #include <deque>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include "absl/strings/numbers.h"
 #include "common/control/device_check.h"
@@ -40,7 +44,13 @@ class FakeTrainer {
  public:
   int Run() {
     Send(HelloMessage{.pid = getpid()});
-    while (!leaving_) Receive(-1);
+    while (!leaving_) {
+      if (std::exchange(start_, false)) {
+        Train();
+      } else {
+        Receive(-1);
+      }
+    }
     return 0;
   }
 
@@ -72,16 +82,22 @@ class FakeTrainer {
 
   void On(const AssignMessage& assign) {
     assign_ = assign;
+    aborted_ = start_ = false;
+    directives_.clear();
     printf("rank %d of %d\n", assign.rank, assign.world_size);
+    LookAtSnapshot();
     fflush(stdout);
+    if (assign.rank < 0) {
+      Send(PhaseMessage{.epoch = assign.epoch, .phase = "spare"});
+      return;
+    }
     Send(PhaseMessage{.epoch = assign.epoch, .phase = "forming"});
     if (assign.rank == 0) {
       Send(PublishUniqueIdMessage{.epoch = assign.epoch, .id = "abcd"});
     }
   }
   void On(const UniqueIdMessage& id) {
-    if (!assign_ || id.epoch != assign_->epoch || training_) return;
-    Train();
+    if (assign_ && id.epoch == assign_->epoch && assign_->rank >= 0) start_ = true;
   }
   void On(const DirectiveMessage& message) { directives_.push_back(message.directive); }
   void On(const AbortMessage&) { aborted_ = true; }
@@ -99,22 +115,60 @@ class FakeTrainer {
                            .phase = training_ ? "training" : "waiting"});
   }
 
+  void LookAtSnapshot() {
+    if (assign_->snapshot_memory.empty()) return;
+    FILE* file = fopen(assign_->snapshot_memory.c_str(), "r");
+    int64_t step = 0;
+    if (file == nullptr) {
+      printf("no snapshot memory: %s\n", strerror(errno));
+    } else if (fscanf(file, "%ld", &step) == 1) {
+      printf("snapshot of step %ld\n", step);
+    } else {
+      printf("empty snapshot memory\n");
+    }
+    if (file != nullptr) fclose(file);
+  }
+  void TakeSnapshot(int64_t step) {
+    if (assign_->snapshot_memory.empty()) return;
+    FILE* file = fopen(assign_->snapshot_memory.c_str(), "w");
+    if (file == nullptr) return;
+    fprintf(file, "%ld\n", step);
+    fclose(file);
+  }
+
+  // "Gives its state" and leaves.
+  void Help() {
+    Send(PhaseMessage{.epoch = assign_->epoch, .phase = "helping"});
+    Send(DoneMessage{.epoch = assign_->epoch, .reason = "gave its state"});
+  }
+
   void Train() {
+    if (assign_->rank >= assign_->world_size) return Help();
     training_ = true;
     const JobSpec spec = ParseJobSpec(assign_->spec_json).spec;
     const int64_t epoch = assign_->epoch, last = spec.training.train_iters.value_or(10);
     const int step_ms = FromEnvironment("FAKE_STEP_MS", 5);
     const bool says_progress = FromEnvironment("FAKE_PROGRESS", 1) != 0;
+    const int64_t before = assign_->ledger_through;
+    if (epoch > 1) {
+      Send(PhaseMessage{.epoch = epoch, .phase = "restoring"});
+      if (assign_->rank == 0) {
+        Send(RestoredMessage{.epoch = epoch, .iteration = before, .source = "live"});
+      }
+    }
     Send(PhaseMessage{.epoch = epoch, .phase = "training"});
     std::string reason = "trained all iterations";
-    for (int64_t step = 1; step <= last && !aborted_ && !leaving_; ++step) {
+    yielded_ = false;
+    for (int64_t step = before + 1; step <= last; ++step) {
       Receive(step_ms);
+      if (aborted_ || leaving_ || yielded_ || assign_->epoch != epoch) break;
       if (assign_->rank == FromEnvironment("FAKE_CRASH_RANK", -1) &&
           step == FromEnvironment("FAKE_CRASH_STEP", 3)) {
         fprintf(stderr, "about to crash at step %d\n", int(step));
         raise(SIGSEGV);
       }
       iteration_ = step;
+      TakeSnapshot(step);
       if (assign_->rank == 0) {
         Send(StepMessage{.epoch = epoch,
                          .iteration = step,
@@ -133,7 +187,8 @@ class FakeTrainer {
       if (Obey(epoch, step, &reason)) break;
     }
     training_ = false;
-    if (!aborted_ && !leaving_) Send(DoneMessage{.epoch = epoch, .reason = reason});
+    if (aborted_ || leaving_ || yielded_ || assign_->epoch != epoch) return;
+    Send(DoneMessage{.epoch = epoch, .reason = reason});
   }
 
   // True when a directive ends the run.
@@ -155,6 +210,10 @@ class FakeTrainer {
                                .lm_loss = 1.5,
                                .ppl = std::exp(1.5)});
       }
+      if (directive.kind == Directive::Kind::kReform) {
+        Send(PhaseMessage{.epoch = epoch, .phase = "yielded"});
+        yielded_ = true;
+      }
       if (directive.kind == Directive::Kind::kStop ||
           directive.kind == Directive::Kind::kCheckpointAndStop) {
         *reason = "stop directive: " + directive.reason;
@@ -168,7 +227,7 @@ class FakeTrainer {
   std::optional<AssignMessage> assign_;
   std::deque<Directive> directives_;
   int64_t iteration_ = 0;
-  bool training_ = false, aborted_ = false, leaving_ = false;
+  bool start_ = false, training_ = false, yielded_ = false, aborted_ = false, leaving_ = false;
 };
 
 }  // namespace

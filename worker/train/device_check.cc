@@ -74,7 +74,7 @@ std::string Fingerprint(const at::Device& device, std::string* error) {
 
 // 1e9 bytes a second, read and written.
 double CopyRate(const at::Device& device) {
-  const int64_t size = device.is_cpu() ? int64_t{64} << 20 : int64_t{512} << 20;  // bytes
+  const int64_t size = device.is_cpu() ? int64_t{32} << 20 : int64_t{512} << 20;  // bytes
   const auto options = at::TensorOptions().dtype(at::kByte).device(device);
   const at::Tensor from = at::zeros({size}, options), to = at::zeros({size}, options);
   const auto wait = [&] {
