@@ -153,7 +153,7 @@ absl::Status RerunMachine::Validate(const ResultCheck& check) {
   }
   if (!failed_call_.has_value() || call != *failed_call_) return absl::OkStatus();
   last_result_ = check.result;
-  rejected_again_ = check.rejected != nullptr && check.rejected(check.result);
+  rejected_again_ = options_.accept_transient && check.rejected(check.result);
   const double difference =
       injector_.MaybeMiscompare(state_).value_or(RelativeDifference(initial_result_, check.result));
   differs_ = difference > check.tolerance;

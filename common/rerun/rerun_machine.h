@@ -169,7 +169,7 @@ class RerunMachine {
   std::vector<RejectionRecord> TakeRecords() { return std::exchange(records_, {}); }
   RerunFinding finding() const { return finding_; }        // of this rank, about the step at hand
   double last_result() const { return last_result_; }      // of the followed call, newest run
-  bool rejected_again() const { return rejected_again_; }  // the same
+  bool rejected_again() const { return rejected_again_; }  // the same; with accept_transient
   bool differs() const { return differs_; }                // it, from the initial result
   double initial_result() const { return initial_result_; }
   const std::optional<ValidationCall>& failed_call() const { return failed_call_; }
