@@ -118,6 +118,20 @@ TEST_F(TrainerProcessTest, ExitCodeComesWithTheLastLogLines) {
   EXPECT_EQ(ReadFile(folder_ + "/log"), "to stdout\nto stderr\nunfinished");
 }
 
+TEST_F(TrainerProcessTest, AFullDiskCostsTheLogFileAndNothingElse) {
+  std::vector<std::string> problems;
+  TrainerProcess::Options options = Shell("echo one; echo two");
+  options.log_path = "/dev/full";
+  TrainerProcess::Callbacks callbacks = recorder_.callbacks();
+  callbacks.on_log_problem = [&](std::string text) { problems.push_back(std::move(text)); };
+  auto process = TrainerProcess::Start(std::move(options), std::move(callbacks));
+  ASSERT_TRUE(process.ok()) << process.status();
+  EXPECT_THAT(recorder_.WaitExit().last_log_lines, ElementsAre("one", "two"));
+  EXPECT_THAT(recorder_.WaitLogLines(2), ElementsAre("one", "two"));
+  ASSERT_EQ(problems.size(), 1u) << "said once";
+  EXPECT_THAT(problems[0], HasSubstr("/dev/full can't be written (No space left on device)"));
+}
+
 TEST_F(TrainerProcessTest, SignalIsReported) {
   auto process = Start(Shell("kill -SEGV $$"));
   const TrainerExit exit = recorder_.WaitExit();
