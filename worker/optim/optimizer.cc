@@ -75,6 +75,11 @@ Optimizer::Optimizer(std::vector<OwnedShard> shards, const OptimizerGroups& grou
       groups_(std::move(param_groups)),
       main_params_(MakeMains(options.layer_wise ? Keep(shards_) : shards_)) {}
 
+absl::Status Optimizer::JoinUnion(Communicator& world) const {
+  std::vector<ParamGroup> groups = groups_;
+  return UniteGroups(world, comms_.stats.device, groups);
+}
+
 UpdateRule& Optimizer::RuleOf(const ParamGroup& group) const {
   return group.identity.optimizer.empty() ? *rule_ : *scalar_rule_;
 }

@@ -80,6 +80,10 @@ class Optimizer {
                                                            const GradStatsGroups& groups,
                                                            const OptimizerOptions& options);
 
+  // Takes part in the union of parameter groups of members that are created now. Collective over
+  // `world`, as Create is over groups.world.
+  absl::Status JoinUnion(Communicator& world) const;
+
   // All communication of the step. Writes temporaries only: a step that is dropped now changed
   // nothing. Errors: those of the collectives. `loss_scale` is the factor the loss was multiplied
   // with.

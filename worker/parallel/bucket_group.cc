@@ -133,6 +133,13 @@ void BucketGroup::Reset() {
   finished_ = false;
 }
 
+void BucketGroup::ForgetUnfinished() {
+  works_.clear();
+  counts_.clear();
+  golden_counts_.clear();
+  is_first_batch_ = is_last_microbatch_ = true;
+}
+
 size_t BucketGroup::NumParams() const {
   size_t num_params = 0;
   for (const GradBucket* bucket : buckets_) num_params += bucket->params.size();

@@ -62,6 +62,9 @@ class BucketGroup {
   // arrived. Repeating it within a step does nothing.
   absl::Status FinishGradSync();
   void Reset();
+  // Its group has failed: works and counts are forgotten, golden ones too, so that all ranks start
+  // the next step's reductions alike.
+  void ForgetUnfinished();
   // What this rank keeps of the gradients times `factor`. After FinishGradSync.
   void ScaleOwned(double factor);
 

@@ -10,6 +10,7 @@
 //                                      // (shards()) are final
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -73,10 +74,22 @@ class DataParallel {
   virtual absl::Status DisableForwardPreHook(bool param_sync = true) = 0;
   virtual bool forward_pre_hook_enabled() const = 0;
 
+  // The epoch's groups have failed: what was under way in them is forgotten, hooks are off, and so
+  // is what was learned from earlier steps, since a rank that joins has not seen them. Final
+  // gradients stay until ZeroGradBuffer; whole parameters must be gathered anew (SyncParams).
+  // Nothing may write to the buffers any more.
+  virtual void ForgetUnfinished() = 0;
+
   virtual int num_chunks() const = 0;
-  // OK, or INTERNAL naming the first reduced piece of this rank's gradients whose norm is NaN or
-  // infinite.
-  virtual absl::Status CheckBucketNorms() const = 0;
+  // Norms of this rank's gradients of this step before their reduction, piece by piece in a fixed
+  // order, of what was reduced so far. Empty where gradients are not checked.
+  struct LocalNorm {
+    std::string where;  // "bucket 3 of chunk 0, which begins with <parameter>"
+    double norm = 0;
+  };
+  virtual std::vector<LocalNorm> LocalNorms() const = 0;
+  // OK, or INTERNAL naming the first of them that is NaN or infinite.
+  absl::Status CheckBucketNorms() const;
 
  protected:
   virtual void SetLastMicrobatch(bool value) = 0;

@@ -49,6 +49,19 @@ void DistributedDataParallel::ZeroGradBuffer() {
   }
 }
 
+void DistributedDataParallel::ForgetUnfinished() {
+  if (inter_) inter_->Clear();
+  for (const Chunk& chunk : chunks_) {
+    for (const auto& group : chunk.groups) group->ForgetUnfinished();
+    for (const auto& gather : chunk.gathers) gather->ForgetUnfinished();
+    for (const ParameterPtr& p : chunk.params) {
+      p->gatherer = nullptr;
+      p->data.mutable_grad() = at::Tensor();  // of a backward pass that was broken off
+    }
+  }
+  forward_pre_hook_enabled_ = false;
+}
+
 void DistributedDataParallel::ScaleGradients(double factor) {
   if (factor == 1.0) return;
   for (const Chunk& chunk : chunks_) {
@@ -83,15 +96,14 @@ std::vector<ChunkBucketNorm> DistributedDataParallel::bucket_norms() const {
   return norms;
 }
 
-absl::Status DistributedDataParallel::CheckBucketNorms() const {
+std::vector<DataParallel::LocalNorm> DistributedDataParallel::LocalNorms() const {
+  std::vector<LocalNorm> norms;
   for (const ChunkBucketNorm& entry : bucket_norms()) {
-    if (std::isfinite(entry.bucket.norm)) continue;
-    return absl::InternalError(absl::StrCat(
-        "found ", std::isnan(entry.bucket.norm) ? "NaN" : "Inf",
-        " in the local gradient norm of bucket ", entry.bucket.bucket, " of chunk ", entry.chunk,
-        ", which begins with ", entry.bucket.first_param, ", before the data-parallel reduction"));
+    norms.push_back({absl::StrCat("bucket ", entry.bucket.bucket, " of chunk ", entry.chunk,
+                                  ", which begins with ", entry.bucket.first_param),
+                     entry.bucket.norm});
   }
-  return absl::OkStatus();
+  return norms;
 }
 
 void DistributedDataParallel::SetLastMicrobatch(bool value) {

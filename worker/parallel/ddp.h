@@ -111,6 +111,7 @@ class DistributedDataParallel : public DataParallel, public GradSink, private Pa
   // With param_sync, gathers everything; else only waits for what is in flight.
   absl::Status DisableForwardPreHook(bool param_sync = true) override;
   bool forward_pre_hook_enabled() const override { return forward_pre_hook_enabled_; }
+  void ForgetUnfinished() override;
 
   int num_chunks() const override { return static_cast<int>(chunks_.size()); }
   const DdpOptions& options() const { return options_; }
@@ -118,7 +119,7 @@ class DistributedDataParallel : public DataParallel, public GradSink, private Pa
   // Norms of this rank's gradients of this step before reduction, for the NaN and Inf check; one
   // entry a bucket that was reduced so far. Empty with check_for_nan_in_grad off.
   std::vector<ChunkBucketNorm> bucket_norms() const;
-  absl::Status CheckBucketNorms() const override;
+  std::vector<LocalNorm> LocalNorms() const override;
 
   void GradReady(Parameter& parameter) override;  // throws CollectiveError
 

@@ -192,6 +192,21 @@ void FullyShardedDataParallel::ZeroGradBuffer() {
   }
 }
 
+void FullyShardedDataParallel::ForgetUnfinished() {
+  reducing_.clear();
+  is_last_microbatch_ = true;
+  for (const auto& chunk : chunks_) {
+    chunk->at_start = true;
+    chunk->in_backward = -1;
+    for (Unit* unit : chunk->all()) {
+      unit->is_queued = unit->is_last = false;
+      for (const auto& piece : unit->pieces) piece->ForgetUnfinished();
+    }
+    // Of a backward pass that was broken off.
+    for (const ParameterPtr& p : chunk->params) p->data.mutable_grad() = at::Tensor();
+  }
+}
+
 void FullyShardedDataParallel::ScaleGradients(double factor) {
   for (const auto& chunk : chunks_)
     for (Unit* unit : chunk->all())
@@ -232,7 +247,7 @@ absl::Status FullyShardedDataParallel::ReleaseParams() {
   return absl::OkStatus();
 }
 
-absl::Status FullyShardedDataParallel::CheckBucketNorms() const {
+std::vector<DataParallel::LocalNorm> FullyShardedDataParallel::LocalNorms() const {
   std::vector<const Unit*> units;
   std::vector<const ShardedPiece*> pieces;
   std::vector<at::Tensor> pending;
@@ -247,17 +262,16 @@ absl::Status FullyShardedDataParallel::CheckBucketNorms() const {
       }
     }
   }
-  if (pending.empty()) return absl::OkStatus();
+  std::vector<LocalNorm> norms;
+  if (pending.empty()) return norms;
   const at::Tensor read = at::stack(pending).cpu();  // one look at the device for all of them
   for (size_t i = 0; i < pieces.size(); ++i) {
-    const double norm = read.const_data_ptr<double>()[i];
-    if (std::isfinite(norm)) continue;
-    return absl::InternalError(absl::StrCat(
-        "found ", std::isnan(norm) ? "NaN" : "Inf", " in the local gradient norm of ",
-        units[i]->number < 0 ? "the root" : absl::StrCat("unit ", units[i]->number), ", where ",
-        pieces[i]->params()[0]->name, " is first, before the data-parallel reduction"));
+    norms.push_back(
+        {absl::StrCat(units[i]->number < 0 ? "the root" : absl::StrCat("unit ", units[i]->number),
+                      ", where ", pieces[i]->params()[0]->name, " is first"),
+         read.const_data_ptr<double>()[i]});
   }
-  return absl::OkStatus();
+  return norms;
 }
 
 }  // namespace muster

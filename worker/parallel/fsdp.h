@@ -91,9 +91,10 @@ class FullyShardedDataParallel final : public DataParallel, public GradSink, pri
     return absl::OkStatus();
   }
   bool forward_pre_hook_enabled() const override { return false; }
+  void ForgetUnfinished() override;
 
   int num_chunks() const override { return static_cast<int>(chunks_.size()); }
-  absl::Status CheckBucketNorms() const override;
+  std::vector<LocalNorm> LocalNorms() const override;
 
   void GradComing(Parameter& parameter) override;  // throws CollectiveError
   void GradReady(Parameter&) override {}

@@ -38,6 +38,11 @@ class ParamGather {
   // The values are about to change: the next Await must dispatch again. Waits for what nobody
   // awaited, so that no gather reads shards that are being written.
   absl::Status Expire();
+  // Its group has failed.
+  void ForgetUnfinished() {
+    works_.clear();
+    dispatched_ = false;
+  }
 
  private:
   const std::vector<at::Tensor> buckets_;

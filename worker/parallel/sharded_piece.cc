@@ -218,6 +218,15 @@ void ShardedPiece::StartOuterReduce() {
           : options_.outer->AllReduce(shard_grads_, ReduceOp::kSum);
 }
 
+void ShardedPiece::ForgetUnfinished() {
+  gather_ = work_ = outer_work_ = nullptr;
+  if (lent_values_.has_value() && lent_values_->has_memory()) lent_values_->Return(pool_);
+  outer_is_behind_ = options_.shard_over_outer;
+  values_state_ = alone_ && !outer_is_behind_ ? ValuesState::kWhole : ValuesState::kShards;
+  if (lent_grads_.has_value() && lent_grads_->has_memory()) lent_grads_->Return(pool_);
+  grads_open_ = false;
+}
+
 void ShardedPiece::ZeroGrads() {
   for (size_t i = 0; i < params_.size(); ++i) {
     params_[i]->main_grad = main_grads_[i];

@@ -70,6 +70,10 @@ class ShardedPiece {
   // The step's last reduction is finished: starts the sum over the instances. Once a step.
   void StartOuterReduce();
 
+  // Its groups have failed: values are those of the shards, local gradients are dropped; the
+  // shard's stay. Nothing may write to lent memory any more.
+  void ForgetUnfinished();
+
   void ZeroGrads();
   // Waits; after it owned() has the step's gradients.
   absl::Status FinishStep();

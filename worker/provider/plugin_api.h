@@ -29,7 +29,7 @@ namespace muster {
 
 // Raised whenever provider.h, model_chunk.h, batch.h, parameter.h, rng.h, parallel_context.h,
 // communicator.h or job_spec.h change their layout.
-inline constexpr int kPluginAbiVersion = 4;
+inline constexpr int kPluginAbiVersion = 5;
 
 // What both sides must have been compiled with.
 #define MUSTER_PLUGIN_STRINGIFY_(x) #x

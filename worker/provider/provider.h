@@ -33,6 +33,17 @@ class ModelProvider {
   virtual absl::StatusOr<std::unique_ptr<ModelChunk>> Build(const ModelBuildContext& context) = 0;
 };
 
+// A result that shall be validated (reference 13.2). When `rejected` says so of it, the step is run
+// again from the same data and random numbers, and the two values are compared; rerun.mode says
+// whether.
+struct ProviderCheck {
+  std::string message;  // what is wrong then: "activation norm too large"; the same in every run
+  at::Tensor result;    // one element; read once the step's passes are done
+  std::function<bool(double)> rejected;
+  double tolerance = 0;  // |a - b| / |a + b| * 2 up to which two runs are the same
+  bool fatal = true;     // if not, training goes on with what the second run gave
+};
+
 // What a loss function returns (reference 5.1): the sum, the number of tokens it is over, and what
 // is reported.
 struct LossResult {
@@ -41,12 +52,14 @@ struct LossResult {
   // key -> [sum, count] (2 elements, reduced over dp_cp) or [value] (1 element, local), fp32, no
   // gradient.
   std::map<std::string, at::Tensor> reported;
+  std::vector<ProviderCheck> checks;  // in training steps
 };
 using LossFunction = std::function<LossResult(const at::Tensor& output)>;
 
 struct ForwardStepResult {
-  at::Tensor output;           // what the chunk returned
-  LossFunction loss_function;  // called on the last stage only
+  at::Tensor output;                  // what the chunk returned
+  LossFunction loss_function;         // called on the last stage only
+  std::vector<ProviderCheck> checks;  // on any stage, in training steps
 };
 
 class ForwardStep {

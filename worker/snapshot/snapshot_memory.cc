@@ -122,9 +122,9 @@ std::optional<SnapshotStamp> StampOf(SnapshotSlot slot, const MappedBytes& regio
                        .content_crc = header.content_crc};
 }
 
-// Stores before it are seen before stores after it by whoever maps the file, also when this process
-// dies in between.
-void Fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+// Stores before it are made before those after it. A process dies between two instructions and all
+// that it stored until then stays, so that the compiler's order is all there is to keep.
+void Fence() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
 void Invalidate(const MappedBytes& region) {
   std::memset(region.data(), 0, sizeof(SlotHeader));

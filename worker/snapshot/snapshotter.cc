@@ -85,7 +85,7 @@ absl::StatusOr<SnapshotContents> Snapshotter::Read(SnapshotSlot slot) {
 }
 
 absl::Status Snapshotter::Attach(const SnapshotEpoch& epoch, int64_t iteration, int64_t counted,
-                                 Communicator& world) {
+                                 Communicator& world, std::optional<int64_t> safe) {
   Detach();
   epoch_ = epoch;
   told_.clear();
@@ -119,7 +119,7 @@ absl::Status Snapshotter::Attach(const SnapshotEpoch& epoch, int64_t iteration, 
     }
     ChooseSeries(counted);
   }
-  generations_.Restored(iteration, counted);
+  generations_.Restored(iteration, counted, any_buddy ? safe : std::nullopt);
   if (without > 0 && epoch.rank == 0) {
     Event(absl::StrCat("no snapshots are taken: ", without, " of ", said.size(),
                        " ranks have no memory for them"));

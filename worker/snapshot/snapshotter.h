@@ -82,10 +82,11 @@ class Snapshotter {
   // DATA_LOSS: it is damaged; it is dropped then, and an event tells so.
   absl::StatusOr<SnapshotContents> Read(SnapshotSlot slot);
   // Collective over `world`: the state of all is that of `iteration`; `counted`:
-  // RestoreDecision::snapshots (kNoGeneration at a job's start). What is newer is dropped. Where a
+  // RestoreDecision::snapshots (kNoGeneration at a job's start); `safe`: its safe_snapshots, the
+  // same as `counted` when not given or where nobody has a buddy. What is newer is dropped. Where a
   // rank has no memory there are no snapshots in this epoch, which is an event.
   absl::Status Attach(const SnapshotEpoch& epoch, int64_t iteration, int64_t counted,
-                      Communicator& world);
+                      Communicator& world, std::optional<int64_t> safe = std::nullopt);
 
   // ---- Within an epoch. All of it does nothing while no snapshots are taken.
   bool Due(int64_t iteration) const;

@@ -106,6 +106,7 @@ std::string EncodeCommonState(const CommonCheckpointState& state) {
                                  {"hysteresis_tracker", state.loss_scaler->hysteresis_tracker}}
                           : json(nullptr)},
       {"optimizer_groups", std::move(groups)}};
+  if (!state.rerun_json.empty()) out["rerun"] = json::parse(state.rerun_json);
   return out.dump();
 }
 
@@ -124,16 +125,31 @@ absl::StatusOr<CommonCheckpointState> DecodeCommonState(const std::string& text)
     }
     for (const json& group : value.at("optimizer_groups"))
       state.optimizer_groups.push_back(GroupFrom(group));
+    if (auto rerun = value.find("rerun"); rerun != value.end())  // not in older checkpoints
+      state.rerun_json = rerun->dump();
     return state;
   } catch (const json::exception& error) {
     return Damaged(error);
   }
 }
 
-std::string EncodeRngState(const std::map<std::string, std::string>& regions) {
-  json out = json::object();
-  for (const auto& [name, bytes] : regions) out[name] = absl::BytesToHexString(bytes);
-  return json{{"rng", std::move(out)}}.dump();
+std::string EncodeRngState(const std::map<std::string, std::string>& regions,
+                           const std::string& rerun_json) {
+  json rng = json::object();
+  for (const auto& [name, bytes] : regions) rng[name] = absl::BytesToHexString(bytes);
+  json out{{"rng", std::move(rng)}};
+  if (!rerun_json.empty()) out["rerun"] = json::parse(rerun_json);
+  return out.dump();
+}
+
+absl::StatusOr<std::string> DecodeRankRerun(const std::string& text) {
+  try {
+    const json value = json::parse(text);
+    const auto rerun = value.find("rerun");
+    return rerun == value.end() ? std::string() : rerun->dump();
+  } catch (const json::exception& error) {
+    return Damaged(error);
+  }
 }
 
 absl::StatusOr<std::map<std::string, std::string>> DecodeRngState(const std::string& text) {

@@ -21,14 +21,17 @@ struct CommonCheckpointState {
   std::optional<LrScheduleState> lr_schedule;
   std::optional<LossScalerState> loss_scaler;
   std::vector<OptimizerGroupState> optimizer_groups;
+  std::string rerun_json;  // common/rerun/rerun_json.h; empty: none
 };
 
 std::string EncodeCommonState(const CommonCheckpointState& state);
 // DATA_LOSS names the field that is missing or wrong.
 absl::StatusOr<CommonCheckpointState> DecodeCommonState(const std::string& json);
 
-// RNG regions: name -> opaque bytes.
-std::string EncodeRngState(const std::map<std::string, std::string>& regions);
+// A rank's part. RNG regions: name -> opaque bytes. `rerun_json`: as above.
+std::string EncodeRngState(const std::map<std::string, std::string>& regions,
+                           const std::string& rerun_json = "");
 absl::StatusOr<std::map<std::string, std::string>> DecodeRngState(const std::string& json);
+absl::StatusOr<std::string> DecodeRankRerun(const std::string& json);  // empty: none
 
 }  // namespace muster

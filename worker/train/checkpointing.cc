@@ -10,11 +10,13 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
 #include "common/base/status.h"
+#include "common/rerun/rerun_json.h"
 #include "common/schedule/from_spec.h"
 #include "worker/checkpoint/assign_writers.h"
 #include "worker/comm/self_communicator.h"
 #include "worker/train/checkpoint_json.h"
 #include "worker/train/job_tensors.h"
+#include "worker/train/step_rerun.h"
 
 namespace muster {
 namespace {
@@ -81,6 +83,41 @@ absl::Status LoadRng(JobState& state, const LoadedCheckpoint& loaded, const JobS
                      "checkpoint.no_load_rng to go on with those of training.seed"));
   }
   return state.rng.LoadState(regions);
+}
+
+// Does rank r compute the same in both?
+bool SameRanks(const JobSpec& a, const JobSpec& b) {
+  const ParallelSpec &p = a.parallel, &q = b.parallel;
+  return a.resources.world_size == b.resources.world_size &&
+         p.tensor_model_parallel_size == q.tensor_model_parallel_size &&
+         p.pipeline_model_parallel_size == q.pipeline_model_parallel_size &&
+         p.context_parallel_size == q.context_parallel_size &&
+         p.expert_model_parallel_size == q.expert_model_parallel_size && p.order == q.order;
+}
+
+// What the rerun machine has learned, and the step that it examines. Another layout examines
+// nothing: its ranks compute other things.
+absl::StatusOr<std::optional<std::string>> LoadRerun(JobState& state,
+                                                     const LoadedCheckpoint& loaded,
+                                                     const std::string& common_json,
+                                                     const JobSpec& saved) {
+  if (state.rerun == nullptr || !state.rerun->enabled() || common_json.empty())
+    return std::optional<std::string>();
+  ASSIGN_OR_RETURN(const RerunCommonState common, DecodeRerunCommon(common_json));
+  const bool examines = common.state != RerunState::kNotRunningYet;
+  if (!SameRanks(saved, state.spec)) {
+    if (!examines) return std::optional<std::string>();
+    return std::optional<std::string>(
+        "the checkpoint's step was under examination; in another layout it begins anew");
+  }
+  ASSIGN_OR_RETURN(const std::string rank_json, loaded.RankJson(state.parallel.rank()));
+  ASSIGN_OR_RETURN(const std::string rerun_json, DecodeRankRerun(rank_json));
+  if (rerun_json.empty()) return std::optional<std::string>();
+  ASSIGN_OR_RETURN(const RerunRankState rank, DecodeRerunRank(rerun_json));
+  state.rerun->machine().Load(common, rank);
+  if (!examines) return std::optional<std::string>();
+  return std::optional<std::string>(
+      "the checkpoint's step is under examination: it is run again here");
 }
 
 // The softmax is over the padding too, so a longer one raises the loss at once.
@@ -168,6 +205,8 @@ absl::StatusOr<LoadedJob> LoadFrom(JobState& state, const std::string& root,
   state.progress.consumed_train_samples = consumed.train;
   state.progress.consumed_valid_samples = consumed.valid;
   if (!spec.checkpoint.no_load_rng) RETURN_IF_ERROR(LoadRng(state, base, saved));
+  ASSIGN_OR_RETURN(auto note, LoadRerun(state, base, common.rerun_json, saved));
+  if (note.has_value()) job.notes.push_back(*std::move(note));
   return job;
 }
 
@@ -191,9 +230,12 @@ absl::StatusOr<SavedCheckpoint> SaveJob(const JobState& state, int64_t epoch) {
   }
   // Replicas of a slice are on ranks of one pipeline stage.
   RETURN_IF_ERROR(AssignWriters(saved.tensors, state.device, state.parallel.Group("tp_dp_cp")));
+  if (state.rerun != nullptr)
+    common.rerun_json = EncodeRerunCommon(state.rerun->machine().common());
   saved.common_json = EncodeCommonState(common);
-  saved.rank_json = EncodeRngState(checkpoint.no_save_rng ? std::map<std::string, std::string>()
-                                                          : state.rng.SaveState());
+  saved.rank_json = EncodeRngState(
+      checkpoint.no_save_rng ? std::map<std::string, std::string>() : state.rng.SaveState(),
+      state.rerun == nullptr ? "" : state.rerun->EncodeRank());
   return SaveCheckpoint(SaveOptions{.root = *checkpoint.save,
                                     .epoch = epoch,
                                     .save_retain_interval = checkpoint.save_retain_interval,
@@ -227,6 +269,31 @@ absl::StatusOr<std::optional<LoadedJob>> LoadJob(JobState& state) {
     return std::optional<LoadedJob>(*std::move(job));
   }
   return std::optional<LoadedJob>();
+}
+
+absl::StatusOr<int64_t> NewestSaved(const JobSpec& spec, int64_t ledger_through) {
+  if (!spec.checkpoint.save.has_value() || ledger_through == 0) return -1;
+  CommunicatorPtr self = MakeSelfCommunicator("world", 0);
+  std::vector<NamedTensor> nothing;
+  const absl::StatusOr<LoadedCheckpoint> base =
+      LoadCheckpoint({.root = *spec.checkpoint.save}, nothing, *self);
+  if (absl::IsNotFound(base.status())) return -1;
+  if (!base.ok()) return Annotate(base.status(), "checkpoint.save");
+  // A step is reported before it is saved, but its report may still be under way. What is newer is
+  // of another job that saved there.
+  return base->iteration <= ledger_through + 1 ? base->iteration : -1;
+}
+
+absl::StatusOr<LoadedJob> LoadSaved(JobState& state, int64_t iteration) {
+  const std::string& root = *state.spec.checkpoint.save;
+  std::vector<NamedTensor> nothing;
+  absl::StatusOr<LoadedCheckpoint> base =
+      LoadCheckpoint({.root = root, .ckpt_step = iteration, .comm_device = state.device}, nothing,
+                     state.parallel.world());
+  if (!base.ok()) return Annotate(base.status(), "checkpoint.save");
+  absl::StatusOr<LoadedJob> job = LoadFrom(state, root, *base, /*weights_only=*/false);
+  if (!job.ok()) return Annotate(job.status(), "checkpoint.save");
+  return job;
 }
 
 absl::StatusOr<JobSpec> SpecOfCheckpoint(const std::string& root,

@@ -28,6 +28,12 @@ struct LoadedJob {
 // FAILED_PRECONDITION names what differs between the checkpoint's model and the spec's.
 absl::StatusOr<std::optional<LoadedJob>> LoadJob(JobState& state);
 
+// For a recovery. The newest complete checkpoint that this job has saved (iteration; -1: none), as
+// far as its ledger goes. Not collective.
+absl::StatusOr<int64_t> NewestSaved(const JobSpec& spec, int64_t ledger_through);
+// Goes on from the one of `iteration` in spec.checkpoint.save.
+absl::StatusOr<LoadedJob> LoadSaved(JobState& state, int64_t iteration);
+
 // For generation: the spec inside a checkpoint, with every parallel size 1 and no dropout.
 absl::StatusOr<JobSpec> SpecOfCheckpoint(const std::string& root, std::optional<int64_t> ckpt_step);
 // Weights alone, into a state that was built from that spec.

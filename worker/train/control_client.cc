@@ -1,5 +1,6 @@
 #include "worker/train/control_client.h"
 
+#include <pthread.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -83,6 +84,7 @@ ControlClient::~ControlClient() {
 void ControlClient::Send(TrainerToAgent message) {
   std::string line = Encode(message);
   MutexLock lock(&mu_);
+  if (auto* phase = std::get_if<PhaseMessage>(&message)) phase_ = std::move(phase->phase);
   if (outgoing_.size() >= kMaxOutgoing) {
     MUSTER_LOG(kError) << "the agent does not read: dropping a report";
     return;
@@ -92,6 +94,7 @@ void ControlClient::Send(TrainerToAgent message) {
 }
 
 void ControlClient::NoteProgress(int64_t epoch, int64_t iteration) {
+  iteration_ = iteration;
   const absl::Duration now = clock_.Steady();
   if (now < next_progress_) return;
   next_progress_ = now + kProgressInterval;
@@ -104,6 +107,36 @@ std::vector<Directive> ControlClient::TakeDirectives() {
   // here belong to the new one.
   if (!assignments_.empty()) return {};
   return std::exchange(directives_, {});
+}
+
+void ControlClient::WatchOperations(std::function<std::vector<OpArrival>()> newest) {
+  MutexLock lock(&watch_mu_);
+  newest_operations_ = std::move(newest);
+}
+
+void ControlClient::WatchThisThread() {
+  clockid_t clock{};
+  if (::pthread_getcpuclockid(::pthread_self(), &clock) != 0) return;
+  MutexLock lock(&mu_);
+  thread_clock_ = clock;
+}
+
+void ControlClient::Answer(const ProbeMessage& probe) {
+  ProbeReplyMessage reply{
+      .epoch = probe.epoch, .request = probe.request, .iteration = iteration_.load()};
+  {
+    MutexLock lock(&mu_);
+    reply.phase = phase_;
+    timespec time{};
+    if (thread_clock_.has_value() && ::clock_gettime(*thread_clock_, &time) == 0)
+      reply.thread_cpu_ms =
+          static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_nsec) / 1e6;
+  }
+  {
+    MutexLock lock(&watch_mu_);
+    if (newest_operations_) reply.ops = newest_operations_();
+  }
+  Send(std::move(reply));
 }
 
 bool ControlClient::ExitSignalReceived() { return exit_signal_; }
@@ -315,6 +348,7 @@ void ControlClient::Handle(AgentToTrainer message) {
     changed_.NotifyAll();
     return;
   }
+  if (const auto* probe = std::get_if<ProbeMessage>(&message)) return Answer(*probe);
   MutexLock lock(&mu_);
   if (auto* unique_id = std::get_if<UniqueIdMessage>(&message)) {
     if (unique_id->epoch == epoch_) unique_id_ = unique_id->id;

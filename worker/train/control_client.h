@@ -4,6 +4,8 @@
 // Thread-safe.
 #pragma once
 
+#include <time.h>
+
 #include <atomic>
 #include <deque>
 #include <functional>
@@ -34,7 +36,10 @@ class ControlClient final : public TrainerHost {
   void NoteProgress(int64_t epoch, int64_t iteration) override;
   absl::Status SendTracePiece(TracePieceMessage piece, absl::Duration limit) override;
   std::vector<Directive> TakeDirectives() override;
+  void WatchOperations(std::function<std::vector<OpArrival>()> newest) override;
   bool ExitSignalReceived() override;
+  // Probes are answered with the CPU time of the calling thread from now on. It must outlive this.
+  void WatchThisThread();
   // Called by the signal handler's watcher.
   void NoteExitSignal();
 
@@ -65,6 +70,7 @@ class ControlClient final : public TrainerHost {
   void WriteLoop();
   void Handle(AgentToTrainer message);
   void EndEpoch(const std::string& reason);
+  void Answer(const ProbeMessage& probe);
 
   const int fd_;
   const std::function<void()> on_end_of_file_;
@@ -84,6 +90,11 @@ class ControlClient final : public TrainerHost {
   std::function<void(const std::string&)> on_abort_ ABSL_GUARDED_BY(mu_);
   int64_t next_request_ ABSL_GUARDED_BY(mu_) = 1;
   std::map<int64_t, std::optional<StoreReplyMessage>> pending_ ABSL_GUARDED_BY(mu_);
+  std::string phase_ ABSL_GUARDED_BY(mu_);  // the last one sent
+  std::optional<clockid_t> thread_clock_ ABSL_GUARDED_BY(mu_);
+  Mutex watch_mu_;  // held while `newest_operations_` is called
+  std::function<std::vector<OpArrival>()> newest_operations_ ABSL_GUARDED_BY(watch_mu_);
+  std::atomic<int64_t> iteration_{0};
   std::atomic<bool> exit_signal_{false};
   RealClock clock_;
   absl::Duration next_progress_;  // of the training thread

@@ -156,17 +156,19 @@ class Executor {
       for (const ParameterPtr& parameter : chunk.parameters()) parameter->AwaitGather();
     }
     chunk.SetFullRecompute(op.recompute);
-    ASSIGN_OR_RETURN(const ForwardStepResult step,
+    ASSIGN_OR_RETURN(ForwardStepResult step,
                      options_.forward_step.Run(*options_.data[op.chunk], chunk, pass.input));
     if (!sends_[op.chunk]) return Loss(step, pass);
+    if (options_.ddp != nullptr && !step.checks.empty())
+      result_.passes.push_back({.checks = std::move(step.checks)});
     // From here on only the message owns the output's memory.
     if (options_.ddp != nullptr) pass.output = torch::autograd::impl::gradient_edge(step.output);
     return exchange_.Put(ScheduleOp::Kind::kSendForward, op.chunk, op.microbatch, step.output);
   }
 
   // The last stage's.
-  absl::Status Loss(const ForwardStepResult& step, Pass& pass) {
-    const LossResult loss = step.loss_function(step.output);
+  absl::Status Loss(ForwardStepResult& step, Pass& pass) {
+    LossResult loss = step.loss_function(step.output);
     if (loss.num_tokens.defined()) {
       at::Tensor& total = result_.num_tokens;  // on the loss's device
       total = total.defined() ? total.add_(loss.num_tokens) : loss.num_tokens.clone();
@@ -182,7 +184,12 @@ class Executor {
       const at::Tensor addend = value.detach().reshape({-1}).to(at::kDouble);
       sum = sum.defined() ? sum.add_(addend) : addend.clone();
     }
-    if (options_.ddp != nullptr) pass.objective = MicrobatchObjective(options_, loss);
+    if (options_.ddp == nullptr) return absl::OkStatus();
+    pass.objective = MicrobatchObjective(options_, loss);
+    PassResult& result = result_.passes.emplace_back();
+    result.loss_sum = loss.loss_sum.detach();
+    result.checks = std::move(step.checks);
+    for (ProviderCheck& check : loss.checks) result.checks.push_back(std::move(check));
     return absl::OkStatus();
   }
 

@@ -45,11 +45,19 @@ struct ForwardBackwardOptions {
   TraceRecorder* trace = nullptr;  // records the passes; null: nobody does
 };
 
+// What a microbatch's forward pass on a chunk gave that may be validated.
+struct PassResult {
+  at::Tensor loss_sum;  // scalar, detached: not normalised; the last stage's
+  std::vector<ProviderCheck> checks;
+};
+
 struct ForwardBackwardResult {
   // Filled on the last stage only. Per key of the loss function: [sum, count] summed over
   // microbatches, or [mean of values] for one-element reports.
   std::map<std::string, at::Tensor> reported;
-  at::Tensor num_tokens;  // scalar int64: of all microbatches, on this rank; 0 elsewhere
+  at::Tensor num_tokens;           // scalar int64: of all microbatches, on this rank; 0 elsewhere
+  std::vector<PassResult> passes;  // in the order of the schedule; of training, on any stage, those
+                                   // that have anything
 };
 
 // Errors: of the data iterator (OUT_OF_RANGE: no more data), the forward step, the exchanges and

@@ -121,10 +121,12 @@ absl::StatusOr<DataIterators> MakeIterators(const JobState& state,
 
 }  // namespace
 
-absl::StatusOr<JobData> JobData::Build(const JobState& state, const ProviderRegistry& providers) {
+absl::StatusOr<JobData> JobData::Build(const JobState& state, const ProviderRegistry& providers,
+                                       std::optional<JobData> kept) {
   ASSIGN_OR_RETURN(std::shared_ptr<DatasetProvider> provider,
                    providers.dataset_provider(state.spec.data.dataset_provider));
   const SampleCounts counts = CountSamples(SampleCountOptionsOf(state.spec, state.sizes));
+  // Who has lost its data finds the caches that were built for it.
   const bool builds = state.parallel.rank() == 0;
   DatasetRequest request{.spec = state.spec,
                          .sizes = state.sizes,
@@ -132,11 +134,15 @@ absl::StatusOr<JobData> JobData::Build(const JobState& state, const ProviderRegi
                          .valid_samples = counts.valid,
                          .test_samples = counts.test,
                          .build_cache = builds};
+  const auto build = [&]() -> absl::StatusOr<Datasets> {
+    if (kept.has_value()) return std::move(kept->datasets_);
+    return provider->Build(request);
+  };
   absl::StatusOr<Datasets> datasets = absl::UnknownError("not built");
-  if (builds) datasets = provider->Build(request);
+  if (builds) datasets = build();
   RETURN_IF_ERROR(AgreeOnStatus(builds ? datasets.status() : absl::OkStatus(),
                                 state.parallel.world(), state.device, "building the data sets"));
-  if (!builds) datasets = provider->Build(request);
+  if (!builds) datasets = build();
   RETURN_IF_ERROR(AgreeOnStatus(datasets.status(), state.parallel.world(), state.device,
                                 "opening the data sets"));
   // Not at the end of a long training.

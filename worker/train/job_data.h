@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,8 +21,9 @@ using DataIterators = std::vector<std::unique_ptr<DataIterator>>;
 class JobData {
  public:
   // Rank 0 builds the index caches, then the others map them. Collective: a failure on any rank is
-  // every rank's error.
-  static absl::StatusOr<JobData> Build(const JobState& state, const ProviderRegistry& providers);
+  // every rank's error. `kept`: data of an attempt before, which this rank goes on with.
+  static absl::StatusOr<JobData> Build(const JobState& state, const ProviderRegistry& providers,
+                                       std::optional<JobData> kept = std::nullopt);
 
   // From the consumed samples on.
   absl::StatusOr<DataIterators> TrainIterators(const JobState& state) const;

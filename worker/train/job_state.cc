@@ -113,9 +113,13 @@ absl::Status BuildChunks(ModelProvider& provider, JobState& state) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<JobState>> BuildJobState(const JobSpec& spec,
-                                                        const ProviderRegistry& providers,
-                                                        CommunicatorPtr world, c10::Device device) {
+namespace {
+
+// `groups_of`: what the optimizer's parameter groups are united over; null: `world`.
+absl::StatusOr<std::unique_ptr<JobState>> Build(const JobSpec& spec,
+                                                const ProviderRegistry& providers,
+                                                CommunicatorPtr world, c10::Device device,
+                                                Communicator* groups_of) {
   ASSIGN_OR_RETURN(std::shared_ptr<ModelProvider> model_provider,
                    providers.model_provider(spec.model.model_provider));
   ASSIGN_OR_RETURN(std::shared_ptr<ForwardStep> forward_step,
@@ -154,15 +158,38 @@ absl::StatusOr<std::unique_ptr<JobState>> BuildJobState(const JobSpec& spec,
   ASSIGN_OR_RETURN(state->ddp, WrapChunks(*state));
 
   ASSIGN_OR_RETURN(const OptimizerOptions optimizer_options, OptimizerOptions::FromSpec(spec));
-  ASSIGN_OR_RETURN(
-      state->optimizer,
-      Optimizer::Create(ParametersOf(*state), state->ddp->shards(),
-                        OptimizerGroups::Of(state->parallel, state->spec), optimizer_options));
+  OptimizerGroups groups = OptimizerGroups::Of(state->parallel, state->spec);
+  if (groups_of != nullptr) groups.world = groups_of;
+  ASSIGN_OR_RETURN(state->optimizer, Optimizer::Create(ParametersOf(*state), state->ddp->shards(),
+                                                       groups, optimizer_options));
   ASSIGN_OR_RETURN(const LrScheduleOptions lr_options, LrScheduleOptionsOf(spec, sizes));
   ASSIGN_OR_RETURN(state->lr_schedule, LrSchedule::Create(lr_options));
   ApplySchedule(*state->lr_schedule, *state->optimizer);
   ASSIGN_OR_RETURN(state->loss_scaler, LossScaler::Create(LossScalerOptionsOf(spec)));
   return state;
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<JobState>> BuildJobState(const JobSpec& spec,
+                                                        const ProviderRegistry& providers,
+                                                        CommunicatorPtr world, c10::Device device) {
+  return Build(spec, providers, std::move(world), device, nullptr);
+}
+
+absl::StatusOr<std::unique_ptr<JobState>> BuildJobStateToFill(const JobSpec& spec,
+                                                              const ProviderRegistry& providers,
+                                                              CommunicatorPtr world,
+                                                              c10::Device device) {
+  CommunicatorPtr unbound = MakeUnboundCommunicator("world", world->ranks(), world->rank());
+  ASSIGN_OR_RETURN(std::unique_ptr<JobState> state,
+                   Build(spec, providers, std::move(unbound), device, world.get()));
+  RETURN_IF_ERROR(state->parallel.Rebind(std::move(world)));
+  return state;
+}
+
+absl::Status JoinBuild(const JobState& state, Communicator& world) {
+  return state.optimizer->JoinUnion(world);
 }
 
 void ApplySchedule(const LrSchedule& schedule, Optimizer& optimizer) {

@@ -28,7 +28,8 @@
 
 namespace muster {
 
-class StepRerun;  // step_rerun.h
+class Snapshotter;  // worker/snapshot/snapshotter.h
+class StepRerun;    // step_rerun.h
 
 // Where the job is; the same on every rank.
 struct Progress {
@@ -60,8 +61,12 @@ struct JobState {
   std::optional<OpenStep> open_step;         // from its first pass to its commit
   std::optional<TrainStepResult> last_step;  // the newest that was committed here
   AgreedResult agreed;
-  std::shared_ptr<StepRerun> rerun;  // null until a training prepares it
-  TraceRecorder* trace = nullptr;    // records this step; null: nobody does
+  int64_t epoch = 0;                     // in which it is trained, or was last
+  int64_t committed_epoch = 0;           // in which its last step was committed (HeldState::epoch)
+  int64_t consumed_valid_at_commit = 0;  // progress.consumed_valid_samples then
+  std::shared_ptr<StepRerun> rerun;      // null until a training prepares it
+  Snapshotter* snapshots = nullptr;      // copies this state behind training; null: nobody does
+  TraceRecorder* trace = nullptr;        // records this step; null: nobody does
 };
 
 // Does this rank compute losses? Its last chunk ends the model then.
@@ -76,6 +81,13 @@ at::ScalarType ParamsDtype(const JobSpec& spec);
 absl::StatusOr<std::unique_ptr<JobState>> BuildJobState(const JobSpec& spec,
                                                         const ProviderRegistry& providers,
                                                         CommunicatorPtr world, c10::Device device);
+// The same on the ranks of `world` that hold no state which they could go on with, while the others
+// call JoinBuild: all that is not of the spec alone is filled in afterwards.
+absl::StatusOr<std::unique_ptr<JobState>> BuildJobStateToFill(const JobSpec& spec,
+                                                              const ProviderRegistry& providers,
+                                                              CommunicatorPtr world,
+                                                              c10::Device device);
+absl::Status JoinBuild(const JobState& state, Communicator& world);
 
 // Learning rate and weight decay of the schedule's position into every group.
 void ApplySchedule(const LrSchedule& schedule, Optimizer& optimizer);

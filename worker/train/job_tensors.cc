@@ -83,19 +83,29 @@ std::vector<NamedTensor> ExpertBiases(const JobState& state) {
   return out;
 }
 
+void AppendShards(const JobState& state, TensorUse use, std::vector<NamedTensor>& out) {
+  for (const OwnedShard& shard : state.ddp->shards()) {
+    if (!IsUsed(*shard.parameter, use)) continue;
+    AppendSlices({.parameter = *shard.parameter,
+                  .name = NameOf(*shard.parameter),
+                  .data = shard.data,
+                  .begin = shard.in_param.begin},
+                 out);
+  }
+}
+
 }  // namespace
+
+std::vector<NamedTensor> OwnedModelTensors(const JobState& state) {
+  std::vector<NamedTensor> out = ExpertBiases(state);
+  AppendShards(state, TensorUse::kLoad, out);
+  return out;
+}
 
 std::vector<NamedTensor> ModelTensors(const JobState& state, TensorUse use) {
   std::vector<NamedTensor> out = ExpertBiases(state);
   if (state.ddp != nullptr && state.ddp->shards_hold_parameters()) {
-    for (const OwnedShard& shard : state.ddp->shards()) {
-      if (!IsUsed(*shard.parameter, use)) continue;
-      AppendSlices({.parameter = *shard.parameter,
-                    .name = NameOf(*shard.parameter),
-                    .data = shard.data,
-                    .begin = shard.in_param.begin},
-                   out);
-    }
+    AppendShards(state, use, out);
     return out;
   }
   for (const ParameterPtr& parameter : ParametersOf(state)) {

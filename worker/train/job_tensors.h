@@ -16,6 +16,9 @@ enum class TensorUse {
 // The weights (kLoad: of a tied copy too, under the name of what it copies) and the routers' expert
 // biases.
 std::vector<NamedTensor> ModelTensors(const JobState& state, TensorUse use);
+// The same of kLoad, but no more of a parameter than this rank updates: what is sure to be of the
+// last commit, before others' parts are gathered.
+std::vector<NamedTensor> OwnedModelTensors(const JobState& state);
 // "optimizer.exp_avg.decoder.layers.0...": what this rank's optimizer holds of it.
 std::vector<NamedTensor> OptimizerTensors(const JobState& state, TensorUse use);
 

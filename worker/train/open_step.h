@@ -16,6 +16,15 @@
 
 namespace muster {
 
+// A step with a rejected result that is neither committed nor run again here: the job leaves.
+struct RejectedStep {
+  bool checkpoint = false;  // of the step's beginning, to go on from elsewhere
+  int exit_code = 0;        // 16 or 17 (reference 13.1)
+  std::string reason;       // the same on every rank
+  // All ranks have told the coordinator what they saw; they hold the step, and it decides.
+  bool held = false;
+};
+
 struct TrainStepResult {
   std::map<std::string, double>
       losses;  // last stage only: reduced over dp_cp; "lm loss" and whatever else is reported
@@ -27,11 +36,12 @@ struct TrainStepResult {
   bool skipped = false;
   std::optional<double> grad_norm;  // none with found_inf
   std::optional<int64_t> num_zeros;
-  std::optional<double> params_norm;  // with training.log_params_norm, after the update
-  BatchSizes batch;                   // that this step used
-  double loss_scale = 1;              // that this step used
-  StepDecision decision;              // of the agreement
-  std::vector<Directive> directives;  // to act on at this step's end
+  std::optional<double> params_norm;   // with training.log_params_norm, after the update
+  BatchSizes batch;                    // that this step used
+  double loss_scale = 1;               // that this step used
+  StepDecision decision;               // of the agreement
+  std::vector<Directive> directives;   // to act on at this step's end
+  std::optional<RejectedStep> leaves;  // all else is without meaning then
 };
 
 struct OpenStep {
@@ -50,6 +60,7 @@ struct OpenStep {
 struct AgreedResult {
   AgreementVector vector{};
   int64_t iteration = 0;  // the step that it committed; 0: none
+  int64_t epoch = 0;      // in which it was reached
 };
 
 }  // namespace muster

@@ -2,10 +2,15 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/matmul.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/sum.h>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "common/runtime/log.h"
@@ -26,8 +31,9 @@ bool IsCollectiveCode(const absl::Status& status) {
 
 absl::StatusOr<CommunicatorPtr> FormWorld(const SessionOptions& options,
                                           const AssignMessage& assignment, const JobSpec& spec) {
-  if (assignment.world_size == 1) return MakeSelfCommunicator("world", 0);
+  if (assignment.world_size + assignment.num_helpers == 1) return MakeSelfCommunicator("world", 0);
   const absl::Duration limit = absl::Minutes(spec.parallel.distributed_timeout_minutes);
+  const absl::Duration watchdog = absl::Seconds(spec.recovery.watchdog_timeout_s);
   ControlClient& client = options.client;
   if (assignment.rank == 0) {
     ASSIGN_OR_RETURN(std::string id,
@@ -40,7 +46,7 @@ absl::StatusOr<CommunicatorPtr> FormWorld(const SessionOptions& options,
                                              .unique_id = std::move(unique_id),
                                              .store = client.StoreOf(assignment.epoch),
                                              .limit = limit,
-                                             .operation_limit = limit,
+                                             .operation_limit = std::min(limit, watchdog),
                                              .shared_memory = spec.parallel.shared_memory});
 }
 
@@ -53,24 +59,49 @@ absl::StatusOr<c10::Device> ParseDevice(const std::string& name) {
   }
 }
 
+// A process whose device has failed in the middle of something cannot use it any more.
+constexpr int kDeviceFailed = 70;
+
+bool IsDeviceError(const c10::Error& error) {
+  if (dynamic_cast<const c10::AcceleratorError*>(&error) != nullptr) return true;
+  const std::string what = error.what_without_backtrace();
+  return absl::StrContains(what, "CUDA error") || absl::StrContains(what, "CUBLAS_STATUS") ||
+         absl::StrContains(what, "CUDNN_STATUS");
+}
+
 // torch's and autograd's exceptions end here.
 template <typename Body>
-absl::StatusOr<TrainingResult> CatchExceptions(const Body& body) {
+auto CatchExceptions(ControlClient& client, int64_t epoch, const Body& body) -> decltype(body()) {
   try {
     return body();
   } catch (const CollectiveError& error) {
     return error.status;
   } catch (const c10::Error& error) {
-    return absl::InternalError(error.what_without_backtrace());
+    if (!IsDeviceError(error)) return absl::InternalError(error.what_without_backtrace());
+    MUSTER_LOG(kError) << "the device has failed, this process ends: "
+                       << error.what_without_backtrace();
+    client.Send(FailedMessage{.epoch = epoch, .reason = error.what_without_backtrace()});
+    client.Flush(absl::Seconds(1));
+    std::_Exit(kDeviceFailed);
   } catch (const std::exception& error) {
     return absl::InternalError(error.what());
   }
 }
 
+// CPU ranks of a node share its hardware, but not a slot of it.
+RerunPlace PlaceOf(const AssignMessage& assignment) {
+  char node[256] = "";
+  ::gethostname(node, sizeof(node) - 1);
+  const char* const worker = std::getenv("MUSTER_WORKER");
+  std::string device = assignment.device;
+  if (device == "cpu" && worker != nullptr) absl::StrAppend(&device, ":", worker);
+  return {.node = node, .device = std::move(device)};
+}
+
 // `world` stays with the caller: a rank that took its connections down now could fail the last
 // operation of a slower peer.
 absl::StatusOr<TrainingResult> RunAssignment(const SessionOptions& options,
-                                             const AssignMessage& assignment,
+                                             const AssignMessage& assignment, AttemptState& kept,
                                              CommunicatorPtr* kept_world) {
   ControlClient& client = options.client;
   auto phase = [&](const char* name) {
@@ -93,11 +124,18 @@ absl::StatusOr<TrainingResult> RunAssignment(const SessionOptions& options,
   }
 
   phase("forming");
+  const absl::Duration start = options.clock.Steady();
   ASSIGN_OR_RETURN(CommunicatorPtr world, FormWorld(options, assignment, spec));
   // From here on an abort frees whatever waits, the forming itself included.
   client.OnAbort(assignment.epoch, [world](const std::string& reason) { world->Abort(reason); });
   RETURN_IF_ERROR(Annotate(world->Barrier()->Wait(), "forming the world's communicator"));
   *kept_world = world;
+  if (kept.snapshotter == nullptr) {
+    kept.snapshotter = std::make_unique<Snapshotter>(
+        SnapshotterOptions{.job_id = assignment.job_id,
+                           .memory = assignment.snapshot_memory,
+                           .interval = spec.recovery.snapshot_interval});
+  }
   const TrainingOptions training{.spec = spec,
                                  .world = world,
                                  .host = client,
@@ -106,7 +144,14 @@ absl::StatusOr<TrainingResult> RunAssignment(const SessionOptions& options,
                                  .epoch = assignment.epoch,
                                  .directives_through = assignment.directives_through,
                                  .device = device,
-                                 .process_start = options.clock.Steady()};
+                                 .process_start = options.clock.Steady(),
+                                 .job_id = assignment.job_id,
+                                 .place = PlaceOf(assignment),
+                       .examine_json = assignment.examine_json,
+                                 .kept = &kept,
+                                 .buddy = assignment.buddy,
+                                 .ledger_through = assignment.ledger_through,
+                                 .form_time = options.clock.Steady() - start};
   absl::StatusOr<TrainingResult> result = RunTraining(training);
   client.OnAbort(assignment.epoch, nullptr);
   // Peers that wait for this rank are freed at once instead of at their time-out.
@@ -114,32 +159,71 @@ absl::StatusOr<TrainingResult> RunAssignment(const SessionOptions& options,
   return result;
 }
 
+// A spare: everything that needs no rank, so that the next assignment finds a warm process.
+absl::StatusOr<TrainingResult> WarmUp(const SessionOptions& options,
+                                      const AssignMessage& assignment) {
+  options.client.Send(PhaseMessage{.epoch = assignment.epoch, .phase = "warming up", .detail = ""});
+  ParsedSpec parsed = ParseJobSpec(assignment.spec_json);
+  if (!parsed.problems.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the assignment's spec: ", parsed.problems[0].ToString()));
+  }
+  const JobSpec& spec = parsed.spec;
+  ASSIGN_OR_RETURN(const c10::Device device, ParseDevice(assignment.device));
+  RETURN_IF_ERROR(options.use_device(assignment.device));
+  at::set_num_threads(static_cast<int>(spec.training.num_threads.value_or(assignment.num_threads)));
+  if (spec.plugin.has_value()) {
+    ProviderRegistry providers;
+    RETURN_IF_ERROR(LoadPlugin(*spec.plugin, assignment.plugin_dirs, providers));
+  }
+  // The first product of a process sets up the threads and the libraries behind it.
+  const at::Tensor a = at::ones({64, 64}, at::TensorOptions(device).dtype(at::kFloat));
+  const double sum = at::matmul(a, a).sum().item<double>();
+  return TrainingResult{.reason = absl::StrCat("warm (", sum, ")")};
+}
+
 }  // namespace
 
 int RunSession(const SessionOptions& options) {
   ControlClient& client = options.client;
+  client.WatchThisThread();
   client.Send(HelloMessage{.pid = ::getpid()});
+  AttemptState kept;
   CommunicatorPtr kept_world;  // of the last assignment, until the next or the end
   while (std::optional<AssignMessage> assignment = client.WaitForAssignment()) {
-    SetLogName(absl::StrCat("trainer r", assignment->rank));
+    SetLogName(assignment->rank < 0 ? "trainer spare"
+                                    : absl::StrCat("trainer r", assignment->rank));
     const char* const worker = std::getenv("MUSTER_WORKER");
     SetLogContext({.job = assignment->job_id,
                    .epoch = assignment->epoch,
                    .rank = assignment->rank,
                    .worker = worker == nullptr ? "" : worker});
-    kept_world.reset();
-    const absl::StatusOr<TrainingResult> result =
-        CatchExceptions([&] { return RunAssignment(options, *assignment, &kept_world); });
-    if (result.ok()) {
-      MUSTER_LOG(kInfo) << "done: " << result->reason;
-      client.Send(DoneMessage{
-          .epoch = assignment->epoch, .exit_code = result->exit_code, .reason = result->reason});
+    if (kept.job_id != assignment->job_id) {
+      kept = AttemptState();
+      kept.job_id = assignment->job_id;
+    }
+    const auto run = [&]() -> absl::StatusOr<TrainingResult> {
+      if (assignment->rank < 0) return WarmUp(options, *assignment);
+      return RunAssignment(options, *assignment, kept, &kept_world);
+    };
+    const absl::StatusOr<TrainingResult> result = CatchExceptions(client, assignment->epoch, run);
+    client.OnAbort(assignment->epoch, nullptr);
+    if (!result.ok()) {
+      MUSTER_LOG(kError) << "attempt failed: " << result.status().ToString();
+      client.Send(FailedMessage{.epoch = assignment->epoch,
+                                .reason = std::string(result.status().message()),
+                                .collective = IsCollectiveCode(result.status())});
       continue;
     }
-    MUSTER_LOG(kError) << "attempt failed: " << result.status().ToString();
-    client.Send(FailedMessage{.epoch = assignment->epoch,
-                              .reason = std::string(result.status().message()),
-                              .collective = IsCollectiveCode(result.status())});
+    MUSTER_LOG(kInfo) << "done: " << result->reason;
+    if (assignment->rank < 0) {
+      client.Send(PhaseMessage{.epoch = assignment->epoch, .phase = "spare", .detail = ""});
+    } else if (result->yielded) {
+      client.Send(PhaseMessage{.epoch = assignment->epoch, .phase = "yielded", .detail = ""});
+    } else {
+      client.Send(DoneMessage{
+          .epoch = assignment->epoch, .exit_code = result->exit_code, .reason = result->reason});
+    }
   }
   client.Flush(absl::Seconds(1));
   return 0;

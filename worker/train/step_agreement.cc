@@ -6,6 +6,7 @@
 
 #include "common/base/status.h"
 #include "common/runtime/log.h"
+#include "worker/snapshot/snapshotter.h"
 
 namespace muster {
 namespace {
@@ -14,11 +15,12 @@ constexpr int64_t kVotes = std::tuple_size_v<AgreementVector>;
 
 }  // namespace
 
-StepAgreement::StepAgreement(Communicator& world, TrainerHost& host, int64_t applied_through,
-                             at::Device device)
+StepAgreement::StepAgreement(Communicator& world, TrainerHost& host, DirectiveLog& log,
+                             Snapshotter* snapshots, at::Device device)
     : world_(world),
       host_(host),
-      log_(applied_through),
+      log_(log),
+      snapshots_(snapshots),
       votes_(at::zeros({kVotes}, at::TensorOptions().dtype(at::kLong).device(device))) {}
 
 absl::StatusOr<AgreedStep> StepAgreement::Agree(StepVote mine) {
@@ -28,6 +30,7 @@ absl::StatusOr<AgreedStep> StepAgreement::Agree(StepVote mine) {
     }
   }
   mine.gap_free_directive = log_.gap_free_through();
+  if (snapshots_ != nullptr) mine.snapshot_complete = snapshots_->complete_through();
   AgreementVector vector = ToVector(mine);
   // A world of one reduces too: an abort must end its attempt as well.
   at::Tensor host_votes = at::from_blob(vector.data(), {kVotes}, at::kLong);
@@ -39,6 +42,7 @@ absl::StatusOr<AgreedStep> StepAgreement::Agree(StepVote mine) {
   AgreedStep step;
   step.decision = FromReduced(vector);
   step.vector = vector;
+  if (snapshots_ != nullptr) snapshots_->OnCounted(step.decision.snapshots_counted);
   step.directives = log_.Apply(step.decision.apply_directives_through);
   return step;
 }

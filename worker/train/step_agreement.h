@@ -15,6 +15,8 @@
 
 namespace muster {
 
+class Snapshotter;
+
 struct AgreedStep {
   StepDecision decision;
   AgreementVector vector{};  // what was reduced
@@ -24,11 +26,12 @@ struct AgreedStep {
 
 class StepAgreement {
  public:
-  // `applied_through`: directives up to this number were applied before the assignment.
-  StepAgreement(Communicator& world, TrainerHost& host, int64_t applied_through, at::Device device);
+  // Borrows all of them. `log`: holds what was applied before. `snapshots`: may be null.
+  StepAgreement(Communicator& world, TrainerHost& host, DirectiveLog& log, Snapshotter* snapshots,
+                at::Device device);
 
   // One MAX all-reduce of five int64 over the world. Fails as the collective does. `mine`: what
-  // this rank says; its directives are filled in here.
+  // this rank says; its directives and snapshots are filled in here.
   absl::StatusOr<AgreedStep> Agree(StepVote mine);
 
   int64_t applied_through() const { return log_.applied_through(); }
@@ -36,7 +39,8 @@ class StepAgreement {
  private:
   Communicator& world_;
   TrainerHost& host_;
-  DirectiveLog log_;
+  DirectiveLog& log_;
+  Snapshotter* const snapshots_;
   at::Tensor votes_;  // (5) int64 on the communicator's device, reused
 };
 

@@ -1,58 +1,19 @@
 #include "worker/train/train_step.h"
 
-#include <ATen/ops/full.h>
-
 #include <algorithm>
-#include <cmath>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "common/schedule/from_spec.h"
 #include "common/spec/per_layer.h"
 #include "worker/parallel/finalize_grads.h"
+#include "worker/snapshot/snapshotter.h"
+#include "worker/train/fingerprints.h"
 #include "worker/train/run_passes.h"
+#include "worker/train/step_rerun.h"
 
 namespace muster {
 namespace {
-
-struct Rejection {
-  enum class Of { kNothing, kLoss, kGradient };
-  Of of = Of::kNothing;
-  std::string what;
-};
-
-// This rank's losses and gradients that are not finite. fp16 with a dynamic scale overflows by
-// design: there the scaler handles it.
-Rejection RejectedResult(const JobState& state, const ForwardBackwardResult& result) {
-  if (!state.spec.rerun.check_for_nan_in_loss || state.spec.rerun.mode == "disabled") return {};
-  if (state.spec.training.fp16 && !state.spec.training.loss_scale.has_value()) return {};
-  for (const auto& [key, tensor] : result.reported) {
-    const double value = tensor.flatten()[0].item<double>();
-    if (!std::isfinite(value)) return {Rejection::Of::kLoss, absl::StrCat(key, " is ", value)};
-  }
-  if (absl::Status norms = state.ddp->CheckBucketNorms(); !norms.ok())
-    return {Rejection::Of::kGradient, std::string(norms.message())};
-  return {};
-}
-
-// The error of a step that was rejected, the same iteration and rank on every rank: the lowest one
-// that rejects its loss, else its gradients (a loss spoils those of the stages before it, too).
-// Collective.
-absl::Status RejectedStep(const JobState& state, const Rejection& mine) {
-  Communicator& world = state.parallel.world();
-  const int64_t size = world.size();
-  int64_t order = 2 * size;
-  if (mine.of == Rejection::Of::kLoss) order = world.rank();
-  if (mine.of == Rejection::Of::kGradient) order = size + world.rank();
-  at::Tensor first =
-      at::full({1}, order, at::TensorOptions().dtype(at::kLong).device(state.device));
-  RETURN_IF_ERROR(Annotate(world.AllReduce(first, ReduceOp::kMin)->Wait(), "naming the rank"));
-  const int64_t rank = first.item<int64_t>() % size;
-  return absl::InternalError(
-      absl::StrCat("iteration ", state.progress.iteration + 1,
-                   ": result validation failed: ", rank == world.rank() ? mine.what : "rejected",
-                   " on rank ", rank, "; rerun.check_for_nan_in_loss=false lets such steps pass"));
-}
 
 // MoE layers of the job whose side losses are logged; 0: they have none. The same on every rank.
 int64_t LayersWithSideLosses(const ModelSpec& model) {
@@ -66,9 +27,10 @@ int64_t LayersWithSideLosses(const ModelSpec& model) {
 }
 
 // Passes, final gradients, norms, reduced losses: all of the step's communication but the
-// agreement and the gathers. Returns what this rank rejects.
-absl::StatusOr<Rejection> PrepareTrainStep(JobState& state, const DataIterators& data,
-                                           OpenStep& step, Timers& timers) {
+// agreement and the gathers. Then this rank's results are validated: INTERNAL when one is refused
+// for good, in `validated`.
+absl::Status PrepareTrainStep(JobState& state, const DataIterators& data, OpenStep& step,
+                              Timers& timers, absl::Status* validated) {
   TrainStepResult& out = step.result;
   state.ddp->ZeroGradBuffer();
   state.experts->BeginStep();
@@ -97,14 +59,50 @@ absl::StatusOr<Rejection> PrepareTrainStep(JobState& state, const DataIterators&
     ASSIGN_OR_RETURN(step.optimizer, state.optimizer->PrepareStep(out.loss_scale));
   }
   Timers::Scope timer(timers, "loss-reduction");
-  Rejection rejected = RejectedResult(state, passes);
+  *validated = state.rerun->Validate(passes.passes, *state.ddp);
+  if (!validated->ok() && !absl::IsInternal(*validated)) return *validated;
   ASSIGN_OR_RETURN(out.losses, ReduceReported(passes.reported, state.parallel.Group("dp_cp")));
   if (const int64_t moe_layers = LayersWithSideLosses(state.spec.model); moe_layers > 0) {
     ASSIGN_OR_RETURN(out.side_losses,
                      state.experts->ReduceSideLosses(state.parallel, state.device,
                                                      out.batch.num_microbatches, moe_layers));
   }
-  return rejected;
+  return absl::OkStatus();
+}
+
+// The agreement that commits the step, unless some rank says that something is wrong.
+absl::StatusOr<AgreedStep> AgreeOn(OpenStep& step, StepAgreement& agreement, bool wrong,
+                                   ExitWish wish, Timers& timers) {
+  Timers::Scope timer(timers, "agreement");
+  step.prepared = !wrong;
+  ASSIGN_OR_RETURN(AgreedStep agreed,
+                   agreement.Agree({.found_inf = step.optimizer.found_inf,
+                                    .norm_too_large = step.optimizer.norm_too_large,
+                                    .something_wrong = wrong,
+                                    .exit_wish = wish}));
+  if (agreed.decision.something_wrong) step.prepared = false;
+  return agreed;
+}
+
+}  // namespace
+
+namespace {
+
+// The step is neither committed nor run again here. Collective.
+absl::StatusOr<TrainStepResult> LeaveRejected(JobState& state, const RerunExit& exit) {
+  StepRerun& rerun = *state.rerun;
+  TrainStepResult out;
+  out.leaves = RejectedStep{.checkpoint = exit.checkpoint, .exit_code = exit.code};
+  ASSIGN_OR_RETURN(out.leaves->reason, rerun.Describe(state.parallel.world(), state.device));
+  // Bad in two ways in one place: no other hardware is needed to know that.
+  out.leaves->held = rerun.elsewhere() && rerun.machine().state() != RerunState::kRerunningInPlace;
+  if (out.leaves->held) {
+    rerun.Report(rerun.machine().state() == RerunState::kWillRerunFromCheckpoint
+                     ? ExamineReport::Stage::kInPlace
+                     : ExamineReport::Stage::kElsewhere);
+  }
+  DropOpenStep(state);
+  return out;
 }
 
 }  // namespace
@@ -116,24 +114,57 @@ absl::StatusOr<TrainStepResult> TrainStep(JobState& state, const DataIterators& 
   ASSIGN_OR_RETURN(step.result.batch,
                    state.microbatches->CheckedSizes(state.progress.consumed_train_samples));
   step.result.loss_scale = state.loss_scaler->scale();
-  ASSIGN_OR_RETURN(const Rejection rejected, PrepareTrainStep(state, data, step, timers));
+
+  StepRerun& rerun = *state.rerun;
+  RerunMachine& machine = rerun.machine();
+  Communicator& world = state.parallel.world();
+  std::optional<ReplayedData> replayed;
+  if (rerun.enabled()) replayed.emplace(data);
+  machine.SetCompleted(state.progress.iteration);
+  RerunFlags sum;
   AgreedStep agreed;
-  {
-    Timers::Scope timer(timers, "agreement");
-    const bool wrong = rejected.of != Rejection::Of::kNothing;
-    step.prepared = !wrong;
-    ASSIGN_OR_RETURN(agreed, agreement.Agree({.found_inf = step.optimizer.found_inf,
-                                              .norm_too_large = step.optimizer.norm_too_large,
-                                              .something_wrong = wrong,
-                                              .exit_wish = wish}));
-    if (agreed.decision.something_wrong) {
-      step.prepared = false;
-      return RejectedStep(state, rejected);
+  agreed.decision.something_wrong = true;
+  std::vector<Directive> directives;
+  while (true) {
+    ASSIGN_OR_RETURN(const RunDecision decision, machine.ShouldRun(sum));
+    if (decision.restore) {
+      step.rng_at_start.Restore();
+      replayed->Rewind();
     }
+    if (decision.report_stats) RETURN_IF_ERROR(rerun.ReportStats(world, state.device));
+    if (!decision.run) break;
+    std::optional<ListenToGroups> listens;
+    if (rerun.fingerprints_wanted()) listens.emplace(state.parallel, rerun.fingerprints());
+    absl::Status validated;
+    RETURN_IF_ERROR(PrepareTrainStep(state, replayed.has_value() ? replayed->iterators() : data,
+                                     step, timers, &validated));
+    listens.reset();
+    if (machine.state() == RerunState::kInitialRun) {
+      // Where all is well this is the step's only word about it.
+      const bool wrong = machine.flags().rerun != 0 || !validated.ok();
+      ASSIGN_OR_RETURN(agreed, AgreeOn(step, agreement, wrong, wish, timers));
+      directives = agreed.directives;
+      sum = {.rerun = agreed.decision.something_wrong ? 1 : 0};
+      if (sum.rerun != 0 && !rerun.enabled()) return rerun.Refusal(validated, world, state.device);
+    } else if (machine.needs_flags()) {
+      ASSIGN_OR_RETURN(sum, rerun.SumFlags(world, state.device));
+    }
+  }
+  if (const RerunExit exit = machine.ExitOf(); exit.exit) {
+    if (replayed.has_value()) rerun.NoteReplays(replayed->states());
+    return LeaveRejected(state, exit);
+  }
+  if (agreed.decision.something_wrong) {
+    // Accepted after its rerun.
+    if (rerun.elsewhere() && machine.failed_call().has_value())
+      rerun.Report(ExamineReport::Stage::kTransient);
+    rerun.fingerprints().Take();
+    ASSIGN_OR_RETURN(agreed, AgreeOn(step, agreement, /*wrong=*/false, wish, timers));
+    directives.insert(directives.end(), agreed.directives.begin(), agreed.directives.end());
   }
   Timers::Scope timer(timers, "optimizer");
   CommitOpenStep(state, agreed.vector);
-  state.last_step->directives = std::move(agreed.directives);
+  state.last_step->directives = std::move(directives);
   RETURN_IF_ERROR(GatherAfterCommit(state));
   return *state.last_step;
 }
@@ -141,6 +172,7 @@ absl::StatusOr<TrainStepResult> TrainStep(JobState& state, const DataIterators& 
 void CommitOpenStep(JobState& state, const AgreementVector& agreed) {
   OpenStep& step = *state.open_step;
   TrainStepResult& out = step.result;
+  if (state.snapshots != nullptr) state.snapshots->AwaitCopied();
   step.committing = true;
   out.decision = FromReduced(agreed);
   step.optimizer.found_inf = out.decision.found_inf;
@@ -165,7 +197,9 @@ void CommitOpenStep(JobState& state, const AgreementVector& agreed) {
   progress.floating_point_operations_so_far +=
       FlopsOfBatch(FlopsModelOf(state.spec, state.sizes), out.batch.running_batch_size,
                    state.spec.model.seq_length);
-  state.agreed = {.vector = agreed, .iteration = progress.iteration};
+  state.agreed = {.vector = agreed, .iteration = progress.iteration, .epoch = state.epoch};
+  state.committed_epoch = state.epoch;
+  state.consumed_valid_at_commit = progress.consumed_valid_samples;
   state.last_step = std::move(out);
   state.open_step.reset();
 }

@@ -16,9 +16,11 @@
 
 namespace muster {
 
-// Collective. On return the step is committed on every rank, and `state` is advanced. INTERNAL
-// "iteration k: loss is nan ..." when a result is rejected on any rank (rerun.mode
-// validate_results). After an error state.open_step says how far this rank came.
+// Collective. On return the step is committed on every rank, and `state` is advanced; or it was
+// rejected for good (`leaves`), and `state` is that of its beginning. A result that is rejected on
+// any rank is examined in here, by running the step again (state.rerun; reference 13). INTERNAL
+// "iteration k: ..." when it is rejected and reruns are disabled. After an error state.open_step
+// says how far this rank came.
 absl::StatusOr<TrainStepResult> TrainStep(JobState& state, const DataIterators& data,
                                           StepAgreement& agreement, ExitWish wish, Timers& timers);
 

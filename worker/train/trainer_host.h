@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -26,6 +27,9 @@ class TrainerHost {
   }
   // Directives that arrived since the last call, in any order, repeated or not.
   virtual std::vector<Directive> TakeDirectives() = 0;
+  // What this rank's groups are doing, for whoever asks whether it is alive: called from another
+  // thread, until replaced. Null: nothing.
+  virtual void WatchOperations(std::function<std::vector<OpArrival>()> /*newest*/) {}
   // True once a termination signal asked this process to checkpoint and exit.
   virtual bool ExitSignalReceived() = 0;
 };

@@ -15,8 +15,11 @@
 #include "worker/train/job_data.h"
 #include "worker/train/job_saver.h"
 #include "worker/train/job_state.h"
+#include "worker/train/live_state.h"
+#include "worker/train/rank_times.h"
 #include "worker/train/replica_check.h"
 #include "worker/train/step_report.h"
+#include "worker/train/step_rerun.h"
 #include "worker/train/step_trace.h"
 #include "worker/train/train_step.h"
 
@@ -27,11 +30,15 @@ namespace {
 // their own.
 class Training {
  public:
-  Training(const TrainingOptions& options, std::unique_ptr<JobState> state, JobData data)
+  // `kept` has state and data.
+  Training(const TrainingOptions& options, AttemptState& kept, const Restored& restored)
       : options_(options),
-        state_(std::move(state)),
-        data_(std::move(data)),
-        agreement_(*options.world, options.host, options.directives_through, options.device),
+        kept_(kept),
+        restored_(restored),
+        state_(kept.state.get()),
+        data_(*kept.data),
+        agreement_(state_->parallel.world(), options.host, kept.directives, state_->snapshots,
+                   options.device),
         timers_(&options.clock),
         trace_({.state = *state_, .timers = timers_, .host = options.host, .epoch = options.epoch}),
         saver_(*state_, options.host, options.clock, options.epoch),
@@ -42,11 +49,17 @@ class Training {
     eval_options_.do_test = data_.has_test();
     const RankCoordinates& where = state_->parallel.coordinates();
     reports_ = where.tp == 0 && where.cp == 0 && where.dp == 0 && IsLastStage(*state_);
+    kept_.reports = reports_;
+    state_->epoch = options_.epoch;
+    // Of a future that was discarded.
+    while (!kept_.reported.empty() && kept_.reported.back().iteration > Iteration())
+      kept_.reported.pop_back();
   }
 
   absl::StatusOr<TrainingResult> Run() {
     const JobSpec& spec = state_->spec;
-    if (!spec.training.skip_train && Iteration() < state_->train_iters) {
+    RETURN_IF_ERROR(ReportAgain());
+    if (!spec.training.skip_train && (Iteration() < state_->train_iters || MustRedoBoundary())) {
       RETURN_IF_ERROR(TrainUntilDone());
       if (left_early_) return Result();
     }
@@ -73,15 +86,18 @@ class Training {
   }
 
   absl::Status TrainUntilDone() {
-    ASSIGN_OR_RETURN(const DataIterators data, data_.TrainIterators(*state_));
+    ASSIGN_OR_RETURN(DataIterators data, data_.TrainIterators(*state_));
+    rank_times_.Follow(data);
     // The first forward pass reads the parameters as they are here (reference 12.2).
     if (GathersBehindForward()) RETURN_IF_ERROR(ddp().DisableForwardPreHook(/*param_sync=*/false));
     if (replica_check_interval().has_value()) RETURN_IF_ERROR(CheckReplicas(*state_));
-    if (EvaluateAtStart(eval_options_, Iteration()).evaluate)
-      RETURN_IF_ERROR(EvaluateAndReport("valid", false));
+    RETURN_IF_ERROR(AtStart());
     Phase("training");
     timers_.Start("interval-time");
+    rank_times_.Start(options_.clock.Steady());
     std::optional<int64_t> num_microbatches;
+    if (const auto ordered = state_->rerun->OrderedToLeave(); ordered.has_value())
+      RETURN_IF_ERROR(LeaveRejected(*ordered));
     while (Iteration() < state_->train_iters && !left_early_) {
       const BatchSizes batch = state_->microbatches->Sizes(state_->progress.consumed_train_samples);
       if (num_microbatches.has_value() && batch.num_microbatches != *num_microbatches &&
@@ -91,22 +107,80 @@ class Training {
       num_microbatches = batch.num_microbatches;
       if (IsToBeSkipped(Iteration() + 1)) {
         RETURN_IF_ERROR(SkipIteration(data));
+        NoteBoundary();
         continue;
       }
       trace_.BeginStep(Iteration() + 1);
       ASSIGN_OR_RETURN(const TrainStepResult step,
                        TrainStep(*state_, data, agreement_, Wish(), timers_));
+      if (step.leaves.has_value()) {
+        RETURN_IF_ERROR(LeaveRejected(*step.leaves));
+        break;
+      }
       // From the first step on that was not skipped.
       if (!step.skipped && !GathersBehindForward() && ddp().gathers_behind_forward())
         ddp().EnableForwardPreHook();
       options_.host.NoteProgress(options_.epoch, Iteration());
       Report(step);
+      ReportTimes();
       RETURN_IF_ERROR(trace_.EndStep());
       RETURN_IF_ERROR(AfterStep(step));
+      NoteBoundary();
+      Snapshot();
+      if (AsksToReform(step) && !left_early_) RETURN_IF_ERROR(Yield());
     }
     RETURN_IF_ERROR(trace_.EndEarly());
     if (timers_.IsRunning("interval-time")) timers_.Stop("interval-time");
     if (GathersBehindForward()) RETURN_IF_ERROR(ddp().DisableForwardPreHook(/*param_sync=*/true));
+    return absl::OkStatus();
+  }
+
+  // The last boundary was not gone through by all when the attempt before ended.
+  bool MustRedoBoundary() const { return restored_.redo_boundary; }
+
+  // Before the first step: the evaluation at the start, or what is left of the boundary where the
+  // attempt before ended.
+  absl::Status AtStart() {
+    if (MustRedoBoundary()) {
+      RETURN_IF_ERROR(AfterStep(TrainStepResult(*state_->last_step)));
+    } else if (kept_.boundary_done < Iteration() &&
+               EvaluateAtStart(eval_options_, Iteration()).evaluate) {
+      RETURN_IF_ERROR(EvaluateAndReport("valid", false));
+    }
+    NoteBoundary();
+    Snapshot();
+    return absl::OkStatus();
+  }
+
+  // After the boundary: what it changed is in it.
+  void Snapshot() {
+    Snapshotter* const snapshots = state_->snapshots;
+    if (snapshots == nullptr) return;
+    if (!left_early_ && snapshots->Due(Iteration())) {
+      snapshots->Begin({.iteration = Iteration(),
+                        .epoch = state_->committed_epoch,
+                        .tensors = LiveTensors(*state_),
+                        .texts = LiveTexts(*state_)});
+    }
+    for (const std::string& line : snapshots->TakeEvents()) Event("snapshot", line);
+  }
+
+  void NoteBoundary() {
+    kept_.boundary_done = Iteration();
+    kept_.consumed_valid_then = state_->progress.consumed_valid_samples;
+  }
+
+  static bool AsksToReform(const TrainStepResult& step) {
+    return std::any_of(step.directives.begin(), step.directives.end(),
+                       [](const Directive& d) { return d.kind == Directive::Kind::kReform; });
+  }
+
+  // Ends the attempt here, with all that is kept: the next epoch goes on from it. No rank takes its
+  // groups down before all are at this place.
+  absl::Status Yield() {
+    RETURN_IF_ERROR(Annotate(state_->parallel.world().Barrier()->Wait(), "the end of the epoch"));
+    left_early_ = result_.yielded = true;
+    result_.reason = "the job goes on in another epoch";
     return absl::OkStatus();
   }
 
@@ -137,7 +211,7 @@ class Training {
           trace_requested = directive;  // the newest one counts
           break;
         case Directive::Kind::kReform:
-          break;
+          break;  // once all this is done
       }
     }
     if (EvaluateAfterStep(eval_options_, Iteration(), evaluation_requested).evaluate) {
@@ -157,6 +231,18 @@ class Training {
       RETURN_IF_ERROR(Save("again, after a failed save"));
     }
     return trace_requested.has_value() ? trace_.Begin(*trace_requested) : absl::OkStatus();
+  }
+
+  // With a result that was rejected for good (reference 13.1): the step did not happen.
+  absl::Status LeaveRejected(const RejectedStep& step) {
+    if (step.held) return Yield();
+    left_early_ = true;
+    result_.exit_code = step.exit_code;
+    result_.reason = step.reason;
+    if (!step.checkpoint) return absl::OkStatus();
+    if (exit_options_.can_save) return SaveForGood();
+    result_.reason += "; checkpoint.save is not set, so that nothing is left to go on from";
+    return absl::OkStatus();
   }
 
   ExitWish Wish() {
@@ -209,7 +295,44 @@ class Training {
     if (!line.empty()) {
       MUSTER_LOG(kInfo) << line;
     }
+    SendStep(std::move(message));
+  }
+
+  void SendStep(StepMessage message) {
+    kept_.reported.push_back(message);
+    if (kept_.reported.size() > kReportsKept) kept_.reported.pop_front();
     options_.host.Send(std::move(message));
+  }
+
+  // The step that the attempt before has committed, when nobody may have heard of it.
+  absl::Status ReportAgain() {
+    if (!restored_.report_again) return absl::OkStatus();
+    std::optional<double> params_norm;
+    if (state_->spec.training.log_params_norm) {
+      ASSIGN_OR_RETURN(params_norm, state_->optimizer->ParamsNorm());
+    }
+    if (!reports_ || !state_->last_step.has_value()) return absl::OkStatus();
+    TrainStepResult& step = *state_->last_step;
+    step.params_norm = params_norm;
+    while (!kept_.reported.empty() && kept_.reported.back().iteration >= Iteration())
+      kept_.reported.pop_back();
+    for (StepMessage& message : kept_.reported) {
+      message.epoch = options_.epoch;
+      if (message.iteration > options_.ledger_through) options_.host.Send(message);
+    }
+    SendStep(MakeStepMessage(*state_, step, absl::ZeroDuration(), options_.epoch,
+                             agreement_.applied_through(), {}));
+    return absl::OkStatus();
+  }
+
+  void ReportTimes() {
+    const std::optional<RankTimesMessage> message =
+        rank_times_.AfterStep(options_.clock.Steady(), state_->parallel.progress()->waited());
+    if (!message.has_value()) return;
+    RankTimesMessage times = *message;
+    times.epoch = options_.epoch;
+    times.iteration = Iteration();
+    options_.host.Send(times);
   }
 
   absl::Status EvaluateAndReport(const std::string& split, bool final) {
@@ -219,7 +342,8 @@ class Training {
     if (gathers) RETURN_IF_ERROR(ddp().DisableForwardPreHook(/*param_sync=*/true));
     ASSIGN_OR_RETURN(auto losses, Evaluate(*state_, pass));
     if (gathers) {
-      RETURN_IF_ERROR(Annotate(options_.world->Barrier()->Wait(), "the end of evaluation"));
+      RETURN_IF_ERROR(
+          Annotate(state_->parallel.world().Barrier()->Wait(), "the end of evaluation"));
       ddp().EnableForwardPreHook();
     }
     if (split == "valid") state_->progress.consumed_valid_samples += pass.samples;
@@ -282,14 +406,20 @@ class Training {
     const TraceScope traced_;
   };
 
+  // Whatever is on its way to the coordinator when an agent dies.
+  static constexpr size_t kReportsKept = 64;
+
   const TrainingOptions& options_;
-  const std::unique_ptr<JobState> state_;
-  const JobData data_;
+  AttemptState& kept_;
+  const Restored& restored_;
+  JobState* const state_;
+  const JobData& data_;
   StepAgreement agreement_;
   Timers timers_;
   StepTrace trace_;
   JobSaver saver_;
   TrainingLog log_;
+  RankTimes rank_times_;
   EvalScheduleOptions eval_options_;
   const ExitOptions exit_options_;
   bool reports_ = false;  // this rank holds the reduced loss and speaks for the job
@@ -301,32 +431,104 @@ class Training {
 
 namespace {
 
-absl::StatusOr<TrainingResult> BuildAndTrain(const TrainingOptions& options) {
+// The rerun machine of this attempt, and the iterations that its tracker file says to skip.
+// Collective.
+absl::Status PrepareRerun(const TrainingOptions& options, JobState& state) {
+  StepRerunOptions rerun{
+      .spec = state.spec,
+      .job_id = options.job_id,
+      .rank = state.parallel.rank(),
+      .place = options.place,
+      .event = [&host = options.host, epoch = options.epoch](const std::string& text) {
+        host.Send(EventMessage{.epoch = epoch, .kind = "rerun", .text = text});
+      }};
+  if (state.spec.rerun.rerun_elsewhere) {
+    rerun.report = [&host = options.host, epoch = options.epoch](int64_t iteration,
+                                                                 const std::string& json) {
+      host.Send(ExamineMessage{.epoch = epoch, .iteration = iteration, .json = json});
+    };
+    rerun.order_json = options.examine_json;
+  }
+  ASSIGN_OR_RETURN(state.rerun, StepRerun::Create(rerun, state.rerun.get()));
+  ASSIGN_OR_RETURN(const std::vector<int64_t> more,
+                   StepRerun::IterationsToSkip(state.spec, state.parallel.world(), options.device));
+  std::vector<int64_t>& skip = state.spec.training.iterations_to_skip;
+  for (const int64_t iteration : more) {
+    if (std::find(skip.begin(), skip.end(), iteration) == skip.end()) skip.push_back(iteration);
+  }
+  return absl::OkStatus();
+}
+
+// For whoever asks what this rank is doing.
+std::vector<OpArrival> ArrivalsOf(const OpProgress& progress) {
+  std::vector<OpArrival> arrivals;
+  for (OpProgress::Newest& newest : progress.NewestOperations()) {
+    if (newest.ranks.size() == 1) continue;
+    arrivals.push_back({.group = std::move(newest.group),
+                        .ranks = std::move(newest.ranks),
+                        .sequence = newest.sequence,
+                        .operation = std::move(newest.operation),
+                        .done = newest.done,
+                        .age_ms = absl::ToDoubleMilliseconds(newest.age)});
+  }
+  return arrivals;
+}
+
+const char* NameOf(RestoreDecision::Source source) {
+  switch (source) {
+    case RestoreDecision::Source::kBeginning:
+      return "beginning";
+    case RestoreDecision::Source::kCheckpoint:
+      return "checkpoint";
+    case RestoreDecision::Source::kSnapshot:
+      return "snapshot";
+    case RestoreDecision::Source::kLive:
+      return "live";
+  }
+  return "";
+}
+
+absl::StatusOr<TrainingResult> RestoreAndTrain(const TrainingOptions& options, AttemptState& kept) {
   auto phase = [&](const char* name) {
     options.host.Send(PhaseMessage{.epoch = options.epoch, .phase = name, .detail = ""});
   };
-  phase("building");
-  ASSIGN_OR_RETURN(std::unique_ptr<JobState> state,
-                   BuildJobState(options.spec, options.providers, options.world, options.device));
-  phase("loading");
-  ASSIGN_OR_RETURN(const std::optional<LoadedJob> loaded, LoadJob(*state));
-  if (options.world->rank() == 0) {
-    auto event = [&](std::string text) {
-      options.host.Send(
-          EventMessage{.epoch = options.epoch, .kind = "loaded", .text = std::move(text)});
-    };
-    if (loaded.has_value()) {
-      event(absl::StrCat("loaded ", loaded->path, loaded->weights_only ? " (weights only)" : "",
-                         ": the run begins at iteration ", state->progress.iteration));
-      for (const std::string& note : loaded->notes) event(note);
-    } else if (options.spec.checkpoint.load.has_value()) {
-      event(absl::StrCat("checkpoint.load=", *options.spec.checkpoint.load,
-                         " holds no checkpoint: the run begins at iteration 0"));
-    }
+  const absl::Duration start = options.clock.Steady();
+  const bool helps = options.world->rank() >= options.spec.resources.world_size;
+  phase(helps ? "helping" : "restoring");
+  ASSIGN_OR_RETURN(
+      const Restored restored,
+      RestoreJob({.spec = options.spec,
+                  .members = options.world,
+                  .host = options.host,
+                  .providers = options.providers,
+                  .epoch = options.epoch,
+                  .directives_through = options.directives_through,
+                  .ledger_through = options.ledger_through,
+                  .device = options.device,
+                  .kept = kept,
+                  .prepare = [&](JobState& state) { return PrepareRerun(options, state); },
+                  .buddy = options.buddy}));
+  if (restored.world == nullptr) {
+    kept = AttemptState();
+    return TrainingResult{.reason = "gave its state away", .helped = true};
   }
-  phase("data");
-  ASSIGN_OR_RETURN(JobData data, JobData::Build(*state, options.providers));
-  Training training(options, std::move(state), std::move(data));
+  JobState& state = *kept.state;
+  options.host.WatchOperations(
+      [progress = state.parallel.progress()] { return ArrivalsOf(*progress); });
+  if (!kept.data.has_value()) phase("data");
+  ASSIGN_OR_RETURN(kept.data, JobData::Build(state, options.providers, kept.data));
+  const bool is_recovery = options.epoch > 1 || options.ledger_through > 0;
+  if (state.parallel.rank() == 0 && is_recovery) {
+    options.host.Send(
+        RestoredMessage{.epoch = options.epoch,
+                        .iteration = state.progress.iteration,
+                        .source = NameOf(restored.decision.source),
+                        .text = restored.decision.reason,
+                        .form_ms = absl::ToDoubleMilliseconds(options.form_time),
+                        .state_ms = absl::ToDoubleMilliseconds(options.clock.Steady() - start),
+                        .bytes = restored.bytes_moved});
+  }
+  Training training(options, kept, restored);
   return training.Run();
 }
 
@@ -334,10 +536,13 @@ absl::StatusOr<TrainingResult> BuildAndTrain(const TrainingOptions& options) {
 
 absl::StatusOr<TrainingResult> RunTraining(const TrainingOptions& options) {
   // Tensor code throws. Whoever runs ranks wants a status: it has peers to free.
+  AttemptState nothing;
   try {
-    return BuildAndTrain(options);
+    return RestoreAndTrain(options, options.kept == nullptr ? nothing : *options.kept);
   } catch (const CollectiveError& error) {
     return error.status;
+  } catch (const c10::AcceleratorError&) {
+    throw;  // the device: whoever owns the process must end it
   } catch (const c10::Error& error) {
     return absl::InternalError(error.what_without_backtrace());
   } catch (const std::exception& error) {

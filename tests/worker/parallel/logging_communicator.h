@@ -13,7 +13,7 @@
 
 namespace muster {
 
-// "tp sum 5", "world max 4", "dp_cp reduce_scatter 12" (elements of the input), "world barrier".
+// "tp sum 5", "world max 5", "dp_cp reduce_scatter 12" (elements of the input), "world barrier".
 // The log belongs to the rank's thread.
 class LoggingCommunicator final : public Communicator {
  public:

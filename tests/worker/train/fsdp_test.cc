@@ -293,10 +293,11 @@ TEST_F(FsdpTest, ANanIsFoundInTheGradientsOfAUnit) {
   for (const char* strategy : {"optim_grads", "optim_grads_params"}) {
     const auto ranks =
         RunJob(root_.Spec(World(2) + Megatron(strategy) +
-                          Settings{"plugin=/opt/muster/plugins/none.so", "model.forward_step=nan"}),
+                          Settings{"plugin=/opt/muster/plugins/none.so", "model.forward_step=nan",
+                                   "rerun.rerun_elsewhere=false"}),
                {.nan_rank = 1, .nan_microbatch = 3});
-    EXPECT_THAT(std::string(ranks[1].status.message()),
-                testing::HasSubstr("result validation failed"));
+    EXPECT_EQ(ranks[1].exit_code, 17);
+    EXPECT_THAT(ranks[0].reason, testing::HasSubstr("result validation failed"));
   }
 }
 

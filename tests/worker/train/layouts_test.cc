@@ -164,12 +164,12 @@ TEST_F(LayoutsTest, EvaluationsAreThoseOfOneProcess) {
 TEST_F(LayoutsTest, ARejectedLossNamesTheLastStagesRankOnAllRanks) {
   const std::string spec =
       root_.Spec(With(SettingsOf({.world = 4, .pp = 2}),
-                      {"plugin=/opt/muster/plugins/none.so", "model.forward_step=nan"}));
+                      {"plugin=/opt/muster/plugins/none.so", "model.forward_step=nan",
+                       "rerun.rerun_elsewhere=false"}));
   const auto ranks = RunJob(spec, {.nan_rank = 3, .nan_microbatch = 5});
   for (const RankRun& rank : ranks) {
-    EXPECT_EQ(rank.status.code(), absl::StatusCode::kInternal) << rank.status;
-    EXPECT_THAT(std::string(rank.status.message()),
-                AllOf(HasSubstr("iteration 3"), HasSubstr("on rank 3")));
+    EXPECT_EQ(rank.exit_code, 17) << rank.status;
+    EXPECT_THAT(rank.reason, AllOf(HasSubstr("iteration 3"), HasSubstr("on rank 3")));
   }
   EXPECT_THAT(ranks[2].host->All<StepMessage>(), SizeIs(2));
 }

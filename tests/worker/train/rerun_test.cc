@@ -16,9 +16,11 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/files/file_ops.h"
+#include "common/rerun/examination.h"
 #include "tests/worker/train/train_test_util.h"
 #include "worker/provider/gpt_forward_step.h"
 #include "worker/provider/provider.h"
+#include "worker/train/attempt_state.h"
 
 namespace muster {
 namespace {
@@ -384,6 +386,165 @@ TEST_F(RerunTest, WithRerunsDisabledAFatalRejectionIsAnErrorOfAllRanks) {
                 AllOf(HasSubstr("iteration 2: result validation failed"), HasSubstr("found NaN"),
                       HasSubstr("on rank 1")));
   }
+}
+
+// ---- with a coordinator that finds other hardware: what it is told, and what its orders do.
+
+class ElsewhereTest : public RerunTest {
+ protected:
+  // Epochs of one job, in which each worker keeps what it has. From its pass `from` on the worker
+  // `faulty_` computes wrongly (rank and worker are one, unless `workers` says otherwise).
+  std::vector<RankRun> Epoch(const std::vector<int>& workers, int64_t from,
+                             const ExamineOrder* order = nullptr) {
+    RunOptions options;
+    options.epoch = ++epoch_;
+    options.ledger_through = epoch_ == 1 ? 0 : 1;
+    options.node = absl::StrCat("node of epoch ", epoch_);
+    options.kept = [&, workers](int rank) { return &kept_[static_cast<size_t>(workers[rank])]; };
+    if (order != nullptr) options.examine_json = EncodeExamineOrder(*order);
+    options.providers = [&, workers, from](int rank, ProviderRegistry& providers) {
+      Faults faults{.rank = workers[rank] == faulty_ ? rank : -1, .fatal = true};
+      for (int64_t pass = from; pass < from + 100; ++pass) faults.passes.insert(pass);
+      EXPECT_TRUE(
+          providers.AddForwardStep("faulty", std::make_shared<FaultyForwardStep>(faults, rank))
+              .ok());
+    };
+    return RunJob(spec_, options);
+  }
+  // What the ranks told, each once.
+  static std::vector<ExamineReport> ReportsOf(const std::vector<RankRun>& ranks) {
+    std::vector<ExamineReport> reports;
+    for (const RankRun& rank : ranks) {
+      EXPECT_TRUE(rank.status.ok()) << rank.status;
+      const auto messages = rank.host->All<ExamineMessage>();
+      EXPECT_LE(messages.size(), 1u);
+      if (messages.empty()) continue;
+      EXPECT_EQ(messages[0].iteration, 2);
+      const auto report = DecodeExamineReport(messages[0].json);
+      EXPECT_TRUE(report.ok()) << report.status();
+      reports.push_back(*report);
+    }
+    return reports;
+  }
+  static ExamineOrder OrderOf(ExamineOrder::Kind kind, const std::vector<ExamineReport>& reports) {
+    ExamineOrder order{.kind = kind, .iteration = 2, .common_json = reports[0].common_json};
+    for (const ExamineReport& report : reports) order.rank_jsons.push_back(report.rank_json);
+    return order;
+  }
+  static std::vector<RunRecord> Runs(const std::vector<ExamineReport>& reports) {
+    std::vector<RunRecord> runs;
+    for (const ExamineReport& report : reports) runs.push_back(report.run);
+    return runs;
+  }
+
+  std::vector<AttemptState> kept_ = std::vector<AttemptState>(3);
+  std::string spec_;
+  int faulty_ = 1;
+  int64_t epoch_ = 0;
+};
+
+TEST_F(ElsewhereTest, AStepThatRepeatsIsHeldAndTheFingerprintsOfTwoPlacesConvictTheFaultyRank) {
+  struct Row {
+    const char* name;
+    Settings settings;
+    int64_t passes;
+    std::vector<int> exchanged;  // the workers of the ranks in the second run
+  };
+  const Row rows[] = {
+      {"dp2, a spare", {"resources.world_size=2"}, 2, {0, 2}},
+      {"dp2, exchanged", {"resources.world_size=2"}, 2, {1, 0}},
+      {"pp2, a spare on the last stage",
+       {"resources.world_size=2", "parallel.pipeline_model_parallel_size=2"},
+       4,
+       {0, 2}},
+      {"tp2, a spare",
+       {"resources.world_size=2", "parallel.tensor_model_parallel_size=2"},
+       4,
+       {0, 2}},
+  };
+  for (const Row& row : rows) {
+    SCOPED_TRACE(row.name);
+    kept_ = std::vector<AttemptState>(3);
+    epoch_ = 0;
+    spec_ = Spec(kDropout + row.settings + Settings{"rerun.rerun_elsewhere=true"});
+    const auto undisturbed = Train(spec_, With(Faults{}));
+    const auto held = Epoch({0, 1}, row.passes + 1);
+    const auto first = ReportsOf(held);
+    ASSERT_EQ(first.size(), 2u);
+    for (size_t r = 0; r < 2; ++r) {
+      EXPECT_TRUE(held[r].yielded);
+      EXPECT_EQ(first[r].stage, ExamineReport::Stage::kInPlace);
+      EXPECT_FALSE(first[r].run.fingerprints.empty());
+    }
+    EXPECT_TRUE(first[1].followed && !first[1].differs);
+
+    const ExamineOrder rerun = OrderOf(ExamineOrder::Kind::kRerun, first);
+    const auto elsewhere = Epoch(row.exchanged, 1, &rerun);
+    const auto second = ReportsOf(elsewhere);
+    ASSERT_EQ(second.size(), 2u);
+    EXPECT_EQ(second[1].stage, ExamineReport::Stage::kElsewhere);
+    EXPECT_TRUE(second[1].differs && !second[1].rejected_again);
+    const Comparison comparison = CompareRuns(Runs(first), Runs(second));
+    EXPECT_TRUE(comparison.comparable);
+    std::set<int> convicted;
+    for (const Difference& difference : comparison.convicted) convicted.insert(difference.rank);
+    EXPECT_TRUE(convicted.contains(1)) << "the rank that the faulty worker had";
+    // Exchanged, the fault shows at both.
+    EXPECT_EQ(convicted.size(), row.exchanged[1] == 0 ? 2u : 1u);
+
+    // With the worker out, the step begins anew and nothing is lost.
+    const ExamineOrder repeat{.kind = ExamineOrder::Kind::kRepeat, .iteration = 2};
+    const auto end = Epoch({0, 2}, 1, &repeat);
+    std::vector<StepMessage> steps = held[0].host->All<StepMessage>();
+    if (steps.empty()) steps = held[1].host->All<StepMessage>();
+    ASSERT_THAT(steps, SizeIs(1));
+    for (const StepMessage& step : StepsOf(end)) {
+      if (step.iteration > 1) steps.push_back(step);
+    }
+    ExpectSameCurve(steps, undisturbed, 0);
+  }
+}
+
+TEST_F(ElsewhereTest, WhatIsTheSameEverywhereIsAcceptedOrEndsTheJobAsTheOrderSays) {
+  spec_ = Spec(Settings{"resources.world_size=2", "rerun.rerun_elsewhere=true"} + Saving("held"));
+  const auto first = ReportsOf(Epoch({0, 1}, 3));
+  ASSERT_EQ(first.size(), 2u);
+  const ExamineOrder accept{.kind = ExamineOrder::Kind::kAccept, .iteration = 2};
+  // The fault stays: iteration 2 is taken as it is, the next one is held again.
+  const auto accepted = Epoch({0, 1}, 1, &accept);
+  EXPECT_TRUE(accepted[0].yielded);
+  EXPECT_EQ(accepted[1].host->All<ExamineMessage>().at(0).iteration, 3);
+  EXPECT_EQ(accepted[0].iteration, 2);
+}
+
+TEST_F(ElsewhereTest, WithoutAnotherDeviceTheOrderIsToLeaveWithACheckpointThatContinues) {
+  spec_ = Spec(Settings{"resources.world_size=2", "rerun.rerun_elsewhere=true"} + Saving("left"));
+  const auto first = ReportsOf(Epoch({0, 1}, 3));
+  ASSERT_EQ(first.size(), 2u);
+  ExamineOrder leave = OrderOf(ExamineOrder::Kind::kLeave, first);
+  leave.exit_code = 16;
+  leave.reason = "no other device is here";
+  const auto left = Epoch({0, 1}, 1, &leave);
+  ExpectLeft(left, 16);
+  EXPECT_EQ(left[0].reason, leave.reason);
+  ASSERT_THAT(left[0].host->All<CheckpointMessage>(), SizeIs(1));
+  // Another job goes on with it, on other hardware.
+  kept_ = std::vector<AttemptState>(3);
+  epoch_ = 10;
+  const auto resumed = ReportsOf(Epoch({0, 1}, 1000));
+  ASSERT_EQ(resumed.size(), 2u);
+  EXPECT_EQ(resumed[1].stage, ExamineReport::Stage::kElsewhere);
+  EXPECT_TRUE(resumed[1].followed && resumed[1].differs);
+}
+
+TEST_F(ElsewhereTest, ATransientFatalErrorIsAcceptedAndTold) {
+  spec_ = Spec({"resources.world_size=2", "rerun.rerun_elsewhere=true"});
+  const auto undisturbed = Train(spec_, With(Faults{}));
+  const auto ranks = RunJob(spec_, With(Faults{.rank = 1, .passes = {3}, .fatal = true}));
+  ExpectSameCurve(StepsOf(ranks), undisturbed, 0);
+  const auto reports = ReportsOf(ranks);
+  ASSERT_EQ(reports.size(), 1u);
+  EXPECT_EQ(reports[0].stage, ExamineReport::Stage::kTransient);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "worker/train/session.h"
 
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <thread>
@@ -183,6 +184,94 @@ TEST(SessionTest, TwoRanksFormTheWorldByUniqueIdAndDirectivesReachThem) {
       EXPECT_EQ(trainer->agent.WaitFor<DoneMessage>().reason, "directive 1: enough");
     }
   }
+}
+
+void WaitForPhase(TestAgent& agent, const std::string& phase) {
+  while (agent.WaitFor<PhaseMessage>().phase != phase) {
+  }
+}
+
+TEST(SessionTest, AReformKeepsTheStateForTheNextEpoch) {
+  TrainTestRoot root;
+  const std::string spec = root.Spec({"training.train_iters=100000"});
+  Trainer trainer;
+  trainer.agent.Send(Assign(1, spec));
+  trainer.agent.WaitFor<StepMessage>();
+  trainer.agent.Send(
+      DirectiveMessage{.epoch = 1, .directive = {1, Directive::Kind::kReform, "a drain"}});
+  int64_t iteration = 0;
+  while (true) {
+    const TrainerToAgent message = trainer.agent.Next();
+    if (const auto* step = std::get_if<StepMessage>(&message)) iteration = step->iteration;
+    const auto* phase = std::get_if<PhaseMessage>(&message);
+    if (phase != nullptr && phase->phase == "yielded") break;
+  }
+  AssignMessage next = Assign(2, spec);
+  next.directives_through = 1;
+  next.ledger_through = iteration;
+  trainer.agent.Send(next);
+  const auto restored = trainer.agent.WaitFor<RestoredMessage>();
+  EXPECT_EQ(restored.epoch, 2);
+  EXPECT_EQ(restored.iteration, iteration);
+  EXPECT_EQ(restored.source, "live");
+  EXPECT_EQ(trainer.agent.WaitFor<StepMessage>().iteration, iteration + 1);
+  trainer.agent.Send(
+      DirectiveMessage{.epoch = 2, .directive = {2, Directive::Kind::kStop, "enough"}});
+  EXPECT_EQ(trainer.agent.WaitFor<DoneMessage>().reason, "directive 2: enough");
+}
+
+TEST(SessionTest, AProbeIsAnsweredWhateverTheTrainingThreadDoes) {
+  TrainTestRoot root;
+  const std::string spec = root.Spec({"resources.world_size=2"});
+  const auto worlds = MakeThreadWorld(2);
+  Trainer zero({worlds[0]});
+  zero.agent.Send(Assign(1, spec, 0, 2));
+  zero.agent.Send(UniqueIdMessage{.epoch = 1, .id = "the id"});
+  // Its peer never comes: it waits in the first barrier.
+  WaitForPhase(zero.agent, "forming");
+  zero.agent.Send(ProbeMessage{.epoch = 1, .request = 7});
+  const auto reply = zero.agent.WaitFor<ProbeReplyMessage>();
+  EXPECT_EQ(reply.epoch, 1);
+  EXPECT_EQ(reply.request, 7);
+  EXPECT_EQ(reply.phase, "forming");
+  EXPECT_GE(reply.thread_cpu_ms, 0);
+  zero.agent.Send(AbortMessage{.epoch = 1, .reason = "the test has seen it"});
+  EXPECT_TRUE(zero.agent.WaitFor<FailedMessage>().collective);
+}
+
+TEST(SessionTest, AProbeSaysWhichOperationARankIsIn) {
+  TrainTestRoot root;
+  const std::string spec = root.Spec({"training.train_iters=100000", "resources.world_size=2"});
+  const auto worlds = MakeThreadWorld(2);
+  Trainer zero({worlds[0]}), one({worlds[1]});
+  int rank = 0;
+  for (Trainer* trainer : {&zero, &one}) {
+    trainer->agent.Send(Assign(1, spec, rank++, 2));
+    trainer->agent.Send(UniqueIdMessage{.epoch = 1, .id = "the id"});
+  }
+  zero.agent.WaitFor<StepMessage>();
+  one.agent.Send(ProbeMessage{.epoch = 1, .request = 1});
+  const auto reply = one.agent.WaitFor<ProbeReplyMessage>();
+  EXPECT_EQ(reply.phase, "training");
+  EXPECT_GE(reply.iteration, 1);
+  EXPECT_GT(reply.thread_cpu_ms, 0);
+  const auto world = std::find_if(reply.ops.begin(), reply.ops.end(),
+                                  [](const OpArrival& op) { return op.group == "world"; });
+  ASSERT_NE(world, reply.ops.end());
+  EXPECT_THAT(world->ranks, testing::ElementsAre(0, 1));
+  EXPECT_GE(world->sequence, 1);
+  one.agent.Send(AbortMessage{.epoch = 1, .reason = "the test has seen it"});
+  for (Trainer* trainer : {&zero, &one}) trainer->agent.WaitFor<FailedMessage>();
+}
+
+TEST(SessionTest, ASpareIsWarmAndTakesTheNextAssignment) {
+  TrainTestRoot root;
+  Trainer trainer;
+  trainer.agent.Send(Assign(1, root.Spec(), /*rank=*/-1));
+  WaitForPhase(trainer.agent, "spare");
+  trainer.agent.Send(Assign(2, root.Spec()));
+  EXPECT_EQ(trainer.agent.WaitFor<DoneMessage>().epoch, 2);
+  EXPECT_EQ(trainer.End(), 0);
 }
 
 }  // namespace

@@ -209,7 +209,7 @@ std::vector<RankRun> RunJob(const std::string& spec_json, const RunOptions& opti
   at::set_num_threads(1);
   InstallCountingCpuAllocator();
   const JobSpec spec = ParseJobSpec(spec_json).spec;
-  const int size = static_cast<int>(spec.resources.world_size);
+  const int size = static_cast<int>(spec.resources.world_size) + options.num_helpers;
   RealClock real_clock;
   std::vector<CommunicatorPtr> worlds = MakeThreadWorld(size);
   std::vector<RankRun> runs(static_cast<size_t>(size));
@@ -241,14 +241,22 @@ std::vector<RankRun> RunJob(const std::string& spec_json, const RunOptions& opti
               .AddDatasetProvider("short", std::make_shared<ShortDatasetProvider>(
                                                options.short_samples, options.short_valid_samples))
               .ok());
+      if (options.providers) options.providers(rank, providers);
       auto result = RunTraining({.spec = spec,
                                  .world = world,
                                  .host = *run.host,
                                  .providers = providers,
                                  .clock = options.clock == nullptr ? real_clock : *options.clock,
-                                 .epoch = 1,
+                                 .epoch = options.epoch,
                                  .directives_through = options.directives_through,
-                                 .device = c10::Device(options.device)});
+                                 .device = c10::Device(options.device),
+                                 .process_start = {},
+                                 .job_id = options.job_id,
+                                 .place = {options.node, absl::StrCat("gpu", rank)},
+                                 .examine_json = options.examine_json,
+                                 .kept = options.kept ? options.kept(rank) : nullptr,
+                                 .buddy = options.buddy ? options.buddy(rank) : -1,
+                                 .ledger_through = options.ledger_through});
       run.status = result.status();
       run.peak_memory_bytes = TensorMemoryOn(c10::Device(options.device)).peak_bytes;
       if (!result.ok()) {
@@ -258,6 +266,8 @@ std::vector<RankRun> RunJob(const std::string& spec_json, const RunOptions& opti
       run.exit_code = result->exit_code;
       run.reason = result->reason;
       run.iteration = result->iteration;
+      run.yielded = result->yielded;
+      run.helped = result->helped;
     });
   }
   for (std::thread& thread : threads) thread.join();

@@ -22,6 +22,8 @@
 namespace muster {
 
 class Communicator;
+struct AttemptState;
+class ProviderRegistry;
 
 using Settings = std::vector<std::string>;  // "section.field=value", as --set takes them
 // The later ones win.
@@ -87,6 +89,7 @@ struct RankRun {
   int exit_code = 0;
   std::string reason;
   int64_t iteration = 0;
+  bool yielded = false, helped = false;
   int64_t peak_memory_bytes = 0;  // of its tensors
   std::unique_ptr<ScriptedHost> host;
 };
@@ -103,8 +106,20 @@ struct RunOptions {
   // data.dataset_provider=short: this many samples of training and of validation data (0: none).
   int64_t short_samples = 0;
   int64_t short_valid_samples = 0;
+  // Adds a rank's own providers.
+  std::function<void(int rank, ProviderRegistry& providers)> providers = {};
+  std::string job_id = "job-1";
+  std::string node = "node-a";  // where all ranks run; each has a device of its own
+  std::string examine_json;     // of the assignment
   int64_t directives_through = 0;
   std::string device = "cpu";  // "cuda:0", in tests that link CUDA
+  // Of an epoch that goes on from another: what a rank (or helper, from world_size on) has kept.
+  // Null: nothing is kept.
+  std::function<AttemptState*(int rank)> kept = {};
+  int64_t epoch = 1;
+  int num_helpers = 0;
+  int64_t ledger_through = 0;
+  std::function<int(int rank)> buddy = {};  // who keeps copies of its snapshots; null: nobody
   // Stands before a rank's world: what it returns is used in its place.
   std::function<std::shared_ptr<Communicator>(int rank, std::shared_ptr<Communicator> world)> wrap =
       {};
