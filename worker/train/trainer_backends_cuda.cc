@@ -1,12 +1,14 @@
 // The CUDA trainer's backends: NCCL, and gloo for CPU jobs.
 #include <c10/cuda/CUDAFunctions.h>
-#include <cuda_runtime_api.h>
+
+#include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "worker/comm/nccl_communicator.h"
+#include "worker/cuda/device_identity.h"
 #include "worker/cuda/device_memory.h"
 #include "worker/cuda/row_ops.h"
 #include "worker/train/gloo_world.h"
@@ -42,12 +44,9 @@ absl::Status UseDevice(const std::string& device) {
 DeviceIdentity IdentifyDevice(const std::string& device) {
   if (device.rfind("cuda:", 0) != 0) return IdentifyCpu();
   const absl::StatusOr<int> index = SelectDevice(device);
-  cudaDeviceProp properties;
-  if (!index.ok() || cudaGetDeviceProperties(&properties, *index) != cudaSuccess) return {};
-  return {
-      .kind = properties.name,
-      .serial = absl::StrCat("GPU-", absl::BytesToHexString(absl::string_view(
-                                         properties.uuid.bytes, sizeof(properties.uuid.bytes))))};
+  if (!index.ok()) return {};
+  CudaDeviceIdentity identity = IdentifyCudaDevice(*index);
+  return {.kind = std::move(identity.name), .serial = std::move(identity.uuid)};
 }
 
 absl::StatusOr<std::string> MakeUniqueId(const std::string& backend,
@@ -64,7 +63,7 @@ absl::StatusOr<CommunicatorPtr> FormWorldOnBackend(const FormWorldOptions& optio
   ASSIGN_OR_RETURN(const int device, SelectDevice(options.assignment.device));
   return FormNcclWorld({.name = "world",
                         .rank = options.assignment.rank,
-                        .size = options.assignment.world_size,
+                        .size = options.assignment.world_size + options.assignment.num_helpers,
                         .unique_id = absl::HexStringToBytes(options.unique_id),
                         .api = MakeCudaNcclApi(device),
                         .form_limit = options.limit,
