@@ -392,12 +392,14 @@ TEST_F(RerunTest, WithRerunsDisabledAFatalRejectionIsAnErrorOfAllRanks) {
 
 class ElsewhereTest : public RerunTest {
  protected:
-  // Epochs of one job, in which each worker keeps what it has. From its pass `from` on the worker
-  // `faulty_` computes wrongly (rank and worker are one, unless `workers` says otherwise).
+  // Epochs of one job of two ranks, in which each worker keeps what it has; a third one is a
+  // helper. From its pass `from` on the worker `faulty_` computes wrongly (rank and worker are one,
+  // unless `workers` says otherwise).
   std::vector<RankRun> Epoch(const std::vector<int>& workers, int64_t from,
                              const ExamineOrder* order = nullptr) {
     RunOptions options;
     options.epoch = ++epoch_;
+    options.num_helpers = static_cast<int>(workers.size()) - 2;
     options.ledger_through = epoch_ == 1 ? 0 : 1;
     options.node = absl::StrCat("node of epoch ", epoch_);
     options.kept = [&, workers](int rank) { return &kept_[static_cast<size_t>(workers[rank])]; };
@@ -448,18 +450,21 @@ TEST_F(ElsewhereTest, AStepThatRepeatsIsHeldAndTheFingerprintsOfTwoPlacesConvict
     const char* name;
     Settings settings;
     int64_t passes;
-    std::vector<int> exchanged;  // the workers of the ranks in the second run
+    // The workers of the ranks (and of a helper) in the second run, and afterwards.
+    std::vector<int> elsewhere, after;
   };
   const Row rows[] = {
-      {"dp2, a spare", {"resources.world_size=2"}, 2, {0, 2}},
-      {"dp2, exchanged", {"resources.world_size=2"}, 2, {1, 0}},
+      {"dp2, a spare", {"resources.world_size=2"}, 2, {0, 2, 1}, {0, 2}},
+      {"dp2, exchanged", {"resources.world_size=2"}, 2, {1, 0}, {2, 0, 1}},
       {"pp2, a spare on the last stage",
        {"resources.world_size=2", "parallel.pipeline_model_parallel_size=2"},
        4,
+       {0, 2, 1},
        {0, 2}},
       {"tp2, a spare",
        {"resources.world_size=2", "parallel.tensor_model_parallel_size=2"},
        4,
+       {0, 2, 1},
        {0, 2}},
   };
   for (const Row& row : rows) {
@@ -479,7 +484,7 @@ TEST_F(ElsewhereTest, AStepThatRepeatsIsHeldAndTheFingerprintsOfTwoPlacesConvict
     EXPECT_TRUE(first[1].followed && !first[1].differs);
 
     const ExamineOrder rerun = OrderOf(ExamineOrder::Kind::kRerun, first);
-    const auto elsewhere = Epoch(row.exchanged, 1, &rerun);
+    const auto elsewhere = Epoch(row.elsewhere, 1, &rerun);
     const auto second = ReportsOf(elsewhere);
     ASSERT_EQ(second.size(), 2u);
     EXPECT_EQ(second[1].stage, ExamineReport::Stage::kElsewhere);
@@ -490,11 +495,11 @@ TEST_F(ElsewhereTest, AStepThatRepeatsIsHeldAndTheFingerprintsOfTwoPlacesConvict
     for (const Difference& difference : comparison.convicted) convicted.insert(difference.rank);
     EXPECT_TRUE(convicted.contains(1)) << "the rank that the faulty worker had";
     // Exchanged, the fault shows at both.
-    EXPECT_EQ(convicted.size(), row.exchanged[1] == 0 ? 2u : 1u);
+    EXPECT_EQ(convicted.size(), row.elsewhere[1] == 0 ? 2u : 1u);
 
     // With the worker out, the step begins anew and nothing is lost.
     const ExamineOrder repeat{.kind = ExamineOrder::Kind::kRepeat, .iteration = 2};
-    const auto end = Epoch({0, 2}, 1, &repeat);
+    const auto end = Epoch(row.after, 1, &repeat);
     std::vector<StepMessage> steps = held[0].host->All<StepMessage>();
     if (steps.empty()) steps = held[1].host->All<StepMessage>();
     ASSERT_THAT(steps, SizeIs(1));
