@@ -215,10 +215,17 @@ class TrainerSet::Impl {
   // nullopt: not known yet; the action comes back once it is.
   std::optional<absl::Status> AskFolder(const StartTrainerAction& action, const JobSpec& spec) {
     const FolderRole role = FolderRoleOf(*action.launch, spec.checkpoint.save);
-    if (role == FolderRole::kNone) return absl::OkStatus();
     const std::string& job_id = action.launch->job_id;
     MutexLock lock(&mu_);
     if (absl::Status wanted = CheckWanted(action); !wanted.ok()) return wanted;
+    if (role == FolderRole::kNone) {
+      // Later attempts do not ask, but a folder that was found to be another's is so still.
+      const auto found = folders_.find(job_id);
+      const bool is_wrong = found != folders_.end() && found->second.result &&
+                            !found->second.result->ok() &&
+                            !absl::IsCancelled(*found->second.result);
+      return is_wrong ? found->second.result : absl::OkStatus();
+    }
     if (folders_.size() > kMaxFolders) {
       std::erase_if(folders_, [](const auto& entry) {
         return entry.second.result.has_value() && entry.second.check == nullptr;
