@@ -163,7 +163,8 @@ std::vector<pid_t> Cluster::TrainerPids() {
   std::vector<pid_t> pids;
   for (const pid_t pid : ProcessesNaming("MUSTER_TEST_FOLDER=" + folder_.path())) {
     const std::string command = FileText(absl::StrCat("/proc/", pid, "/cmdline"));
-    if (command.rfind(name + std::string(1, '\0'), 0) == 0) pids.push_back(pid);
+    const bool is_it = command.rfind(name + std::string(1, '\0'), 0) == 0;
+    if (is_it && command.find("--check-device") == std::string::npos) pids.push_back(pid);
   }
   return pids;
 }
