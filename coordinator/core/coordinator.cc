@@ -11,6 +11,8 @@
 namespace muster {
 namespace {
 
+constexpr absl::Duration kRecoveryPatience = absl::Seconds(3);
+
 absl::Status NoSuchJob(const std::string& job_id) {
   return absl::NotFoundError(absl::StrCat("job \"", job_id, "\" is not known"));
 }
@@ -23,13 +25,19 @@ bool IsFinalWord(const ReportBody& body) {
 
 // The report is of the trainer that the worker has now.
 bool Holds(const Worker& worker, const TrainerReport& report) {
-  if (!worker.assignment.has_value() || worker.assignment->rank < 0) return false;
+  if (!worker.assignment.has_value()) return false;
   AssignmentRef from = report.assignment;
   // An agent that was told to stop what it was never told to launch does not know the rank.
   const auto* exited = std::get_if<ExitedReport>(&report.body);
   const bool never_ran = exited != nullptr && !exited->launch_error.empty();
   if (never_ran) from.rank = worker.assignment->rank;
   return from == *worker.assignment;
+}
+
+// Otherwise the worker is held beside the ranks: a spare, a helper, one that leaves.
+bool IsOfRank(const JobMachine& job, const AssignmentRef& held) {
+  return held.epoch == job.epoch() && held.rank >= 0 &&
+         held.rank < static_cast<int>(job.ranks().size());
 }
 
 }  // namespace
@@ -43,6 +51,8 @@ Coordinator::Coordinator(const CoordinatorOptions& options)
 Outcome Coordinator::Handle(const Event& event, absl::Time now) {
   Outcome out;
   out.status = std::visit([&](const auto& e) { return On(e, now, &out); }, event);
+  TellNews(now);
+  Reform(now, &out.actions);
   Admit(now, &out.actions);
   FlushChanged(&out.actions);
   return out;
@@ -51,20 +61,25 @@ Outcome Coordinator::Handle(const Event& event, absl::Time now) {
 std::vector<Action> Coordinator::Tick(absl::Time now) {
   std::vector<Action> actions;
   const auto silence_of = [this](const std::string& job_id) { return SilenceOf(job_id); };
-  for (const LostAgent& lost : membership_.Tick(now, silence_of)) OnLost(lost, now, &actions);
+  const std::vector<LostAgent> all_lost = membership_.Tick(now, silence_of);
+  TellNews(now);
+  for (const LostAgent& lost : all_lost) OnLost(lost, now, &actions);
   rendezvous_.Expire(now, &actions);
   EndSettling(now);
   const SignsOfLife signs = Signs();
   for (auto it = live_.begin(); it != live_.end();) {
     JobMachine& job = *jobs_.at(*it);
     const bool released = job.released();
+    if (released) ForgetEverywhere(job, &actions);
     it = released ? live_.erase(it) : std::next(it);
     if (released) continue;
     JobEffects effects;
     job.Tick(now, &effects, signs);
     Apply(job, effects, &actions);
   }
+  Reform(now, &actions);
   Admit(now, &actions);
+  Rearrange(now, &actions);
   FlushChanged(&actions);
   return actions;
 }
@@ -74,6 +89,9 @@ absl::Status Coordinator::On(const RegisterAgent& event, absl::Time now, Outcome
   RETURN_IF_ERROR(membership_.Register(event, now, &lost));
   decided_ = true;
   for (const LostAgent& agent : lost) OnLost(agent, now, &out->actions);
+  for (size_t i = 0; i < std::min(event.workers.size(), event.checks.size()); ++i) {
+    OnDeviceCheck(event.workers[i].name, event.checks[i], now);
+  }
   out->reply = RegisterReply{membership_.FindAgent(event.incarnation)->workers,
                              membership_.heartbeat_interval(), membership_.heartbeat_timeout()};
   return absl::OkStatus();
@@ -132,19 +150,35 @@ absl::Status Coordinator::On(const ReportBatch& event, absl::Time now, Outcome* 
       const AssignmentRef& from = report.assignment;
       const Worker* worker = membership_.FindWorker(from.worker);
       JobMachine* job = MutableJob(from.job_id);
-      if (worker == nullptr || worker->incarnation != incarnation || job == nullptr ||
-          !Holds(*worker, report)) {
+      if (worker == nullptr || worker->incarnation != incarnation || job == nullptr) {
         ++num_stale_reports_;
         continue;
       }
-      const int rank = worker->assignment->rank;
-      if (const auto* step = std::get_if<StepMessage>(&report.body)) {
-        membership_.NoteProgress(from.job_id, from.epoch, step->iteration, now);
+      if (const auto* check = std::get_if<DeviceCheck>(&report.body)) {
+        OnDeviceCheck(from.worker, *check, now);
+        continue;
       }
       if (IsFinalWord(report.body)) decided_ = true;
       JobEffects effects;
-      job->OnReport(rank, report.body, now, &effects);
-      membership_.SetPhase(from.worker, job->ranks()[rank].phase);
+      if (!Holds(*worker, report)) {
+        ++num_stale_reports_;
+        // What it had done before it heard of the next epoch is done.
+        job->OnLateReport(from.rank, from.epoch, from.worker, report.body, now, &effects);
+      } else if (IsOfRank(*job, *worker->assignment)) {
+        const int rank = worker->assignment->rank;
+        if (const auto* step = std::get_if<StepMessage>(&report.body)) {
+          membership_.NoteProgress(from.job_id, from.epoch, step->iteration, now);
+        }
+        if (const auto* examined = std::get_if<ExamineMessage>(&report.body)) {
+          OnExamined(*job, rank, *examined, now);
+        }
+        job->OnReport(rank, report.body, now, &effects);
+        membership_.SetPhase(from.worker, job->ranks()[rank].phase);
+      } else {
+        job->OnExtraReport(from.worker, report.body, now, &effects);
+        const ExtraSlot* extra = job->FindExtra(from.worker);
+        if (extra != nullptr) membership_.SetPhase(from.worker, extra->slot.phase);
+      }
       changed_.insert(from.job_id);
       Apply(*job, effects, &out->actions);
     }
@@ -232,12 +266,6 @@ absl::Status Coordinator::On(const RequestDirective& event, absl::Time now, Outc
   return absl::OkStatus();
 }
 
-absl::Status Coordinator::On(const DrainWorker& event, absl::Time now, Outcome* out) {
-  RETURN_IF_ERROR(membership_.Drain(event.worker, event.undo));
-  decided_ = true;
-  return absl::OkStatus();
-}
-
 absl::Status Coordinator::On(const SetKey& event, absl::Time now, Outcome* out) {
   decided_ = true;  // unlike a report it is not sent again once it is answered
   return rendezvous_.Set(event, &out->actions);
@@ -266,13 +294,13 @@ void Coordinator::OnLost(const LostAgent& lost, absl::Time now, std::vector<Acti
   if (lost.stream != 0) {
     actions->emplace_back(EndStream{lost.stream, absl::AbortedError(lost.reason)});
   }
+  NoteLost(lost, now);
   for (const AssignmentRef& assignment : lost.assignments) {
     JobMachine* job = MutableJob(assignment.job_id);
-    MUSTER_CHECK(job != nullptr && job->epoch() == assignment.epoch);
+    MUSTER_CHECK(job != nullptr && assignment.epoch <= job->epoch());
     JobEffects effects;
-    if (assignment.rank < 0) {
-      job->OnSpareLost(assignment.worker, now);
-      membership_.Release(assignment);
+    if (!IsOfRank(*job, assignment)) {
+      job->OnExtraLost(assignment.worker, lost.reason, now, &effects);
     } else {
       job->OnWorkerLost(assignment.rank, lost.reason, now, &effects);
     }
@@ -291,6 +319,9 @@ bool Coordinator::MakeRoom() {
     forgotten_jobs_.insert(it->first);
     unsaved_jobs_.erase(it->first);
     live_.erase(it->first);
+    reforming_.erase(it->first);
+    planned_at_.erase(it->first);
+    agents_of_job_.erase(it->first);
     jobs_.erase(it);
     return true;
   }
@@ -308,6 +339,7 @@ void Coordinator::AddJob(std::unique_ptr<JobMachine> job) {
 
 void Coordinator::Touch(const JobMachine& job) {
   if (job.unsaved()) unsaved_jobs_.insert(job.identity().sequence);
+  if (job.wants_plan() || job.change_is_due()) reforming_.insert(job.identity().sequence);
 }
 
 SignsOfLife Coordinator::Signs() const {
@@ -325,6 +357,8 @@ JobSilence Coordinator::SilenceOf(const std::string& job_id) const {
   // Ranks have seen another one fail, and its cause is sought: a silent agent is it, most likely,
   // and must be found out within the symptom window.
   if (job->aborted()) return {.trains = true, .patience = absl::ZeroDuration()};
+  // A recovery waits for nobody who may be gone.
+  if (job->state() == JobState::kRecovering) return {.trains = true, .patience = kRecoveryPatience};
   const std::optional<WaitPhase> phase = job->wait_phase();
   // While it starts, and when it is done, no steps can tell of life.
   const bool steps = phase.has_value() && *phase >= WaitPhase::kStep && !job->some_are_done();

@@ -16,11 +16,14 @@
 #include <vector>
 
 #include "absl/time/time.h"
+#include "coordinator/core/device_health.h"
 #include "coordinator/core/durable.h"
 #include "coordinator/core/job_machine.h"
 #include "coordinator/core/job_queue.h"
 #include "coordinator/core/membership.h"
+#include "coordinator/core/recovery_plan.h"
 #include "coordinator/core/rendezvous.h"
+#include "coordinator/core/rerun_machine.h"
 #include "coordinator/core/types.h"
 
 namespace muster {
@@ -58,6 +61,7 @@ class Coordinator {
   const std::string& job_tag() const { return job_tag_; }
   const StorageState& storage() const { return storage_; }
   const Membership& membership() const { return membership_; }
+  const DeviceHealth& devices() const { return devices_; }
   const Rendezvous& rendezvous() const { return rendezvous_; }
   const JobMachine* FindJob(const std::string& job_id) const;
   // By order of submission.
@@ -79,6 +83,8 @@ class Coordinator {
   absl::Status On(const CancelJob& event, absl::Time now, Outcome* out);
   absl::Status On(const RequestDirective& event, absl::Time now, Outcome* out);
   absl::Status On(const DrainWorker& event, absl::Time now, Outcome* out);
+  absl::Status On(const CordonWorker& event, absl::Time now, Outcome* out);
+  absl::Status On(const ReplaceRank& event, absl::Time now, Outcome* out);
   absl::Status On(const SetKey& event, absl::Time now, Outcome* out);
   absl::Status On(const WaitPrefix& event, absl::Time now, Outcome* out);
   absl::Status On(const CancelWait& event, absl::Time now, Outcome* out);
@@ -89,6 +95,8 @@ class Coordinator {
   void Resync(const Agent& agent, std::vector<Action>* actions);
   void Apply(JobMachine& job, const JobEffects& effects, std::vector<Action>* actions);
   void SendLaunches(const JobMachine& job, std::vector<Action>* actions);
+  void SendLaunch(const JobMachine& job, const ExtraSlot& extra, std::vector<Action>* actions);
+  void ForgetEverywhere(const JobMachine& job, std::vector<Action>* actions);
   void SendStops(const JobMachine& job, std::vector<Action>* actions);
   // To every connected agent that holds a live trainer of the job, once each.
   void Broadcast(const JobMachine& job, const AgentMessage& message, std::vector<Action>* actions);
@@ -96,6 +104,43 @@ class Coordinator {
   // Starts what fits, if anything has changed that admission depends on.
   void Admit(absl::Time now, std::vector<Action>* actions);
   void StartJob(JobMachine& job, absl::Time now, std::vector<Action>* actions);
+  RankSlot SlotOn(const std::string& worker, const JobMachine& job) const;
+  // ---- coordinator_recover.cc
+  // Raises the epoch of jobs that wait for a plan or whose ranks have yielded. At the end of each
+  // event, before Admit.
+  void Reform(absl::Time now, std::vector<Action>* actions);
+  void PlanFor(JobMachine& job, absl::Time now, std::vector<Action>* actions);
+  void RaiseEpoch(JobMachine& job, EpochPlan plan, absl::Time now, std::vector<Action>* actions);
+  // The spec for the trainers, where it isn't the submitted one.
+  std::string SpecFor(const JobMachine& job, int64_t data_parallel_size) const;
+  // ---- coordinator_moves.cc
+  void ApplyChange(JobMachine& job, absl::Time now, std::vector<Action>* actions);
+  // Moves ranks off workers that are drained, grows elastic jobs, keeps spares. At each tick.
+  void Rearrange(absl::Time now, std::vector<Action>* actions);
+  // The change that moves these ranks to spares of the job or idle workers, which become spares.
+  // FAILED_PRECONDITION when there are not enough.
+  absl::Status MoveRanks(JobMachine& job, const std::vector<int>& ranks, const std::string& reason,
+                         absl::Time now, std::vector<Action>* actions);
+  void Grow(JobMachine& job, absl::Time now, std::vector<Action>* actions);
+  void KeepSpares(JobMachine& job, absl::Time now, std::vector<Action>* actions);
+  void TakeSpares(JobMachine& job, const std::vector<std::string>& workers, absl::Time now,
+                  std::vector<Action>* actions);
+  std::vector<RecoveryWorker> IdleWorkers(const JobMachine& job) const;
+  // ---- coordinator_rerun.cc
+  void OnExamined(JobMachine& job, int rank, const ExamineMessage& message, absl::Time now);
+  // All ranks have yielded: with a step under examination, what becomes of it.
+  void Arbitrate(JobMachine& job, absl::Time now, std::vector<Action>* actions);
+  // ---- coordinator_watch.cc
+  void NoteEvent(const std::string& job_id, const std::string& kind, const std::string& text,
+                 absl::Time now);
+  // What has happened to agents, as events of the jobs that they hold ranks of.
+  void TellNews(absl::Time now);
+  void NoteLost(const LostAgent& lost, absl::Time now);
+  void OnDeviceCheck(const std::string& worker, const DeviceCheck& check, absl::Time now);
+  // Its device is not to be used until a person says so. Its ranks move away as from a drained one.
+  void Quarantine(const std::string& worker, const std::string& evidence, absl::Time now);
+  absl::Status MoveRankTo(JobMachine& job, int rank, const std::string& to,
+                          const std::string& reason, absl::Time now, std::vector<Action>* actions);
   bool MakeRoom();
   void AddJob(std::unique_ptr<JobMachine> job);
   // To be called after anything that may have changed the job.
@@ -112,10 +157,16 @@ class Coordinator {
 
   const CoordinatorOptions options_;
   Membership membership_;
+  DeviceHealth devices_;
+  std::map<int64_t, RerunArbiter> arbiters_;  // by sequence, of jobs that had a rejected result
   Rendezvous rendezvous_;
   std::map<int64_t, std::unique_ptr<JobMachine>> jobs_;  // by sequence
   std::map<std::string, int64_t> job_sequence_;          // by id
   std::map<std::string, std::string> idempotency_;       // key -> job id
+  std::set<int64_t> reforming_;  // jobs that wait for a plan or are about to change places
+  // Generation of workers and version of the job at the last plan that came to nothing.
+  std::map<int64_t, std::pair<int64_t, int64_t>> planned_at_;
+  std::map<int64_t, std::set<std::string>> agents_of_job_;  // incarnations that have had its ranks
   std::set<int64_t> live_;  // jobs that have not released all their workers
   std::string job_tag_;
   int64_t next_sequence_ = 1;

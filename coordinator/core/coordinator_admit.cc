@@ -23,10 +23,9 @@ void Coordinator::Admit(absl::Time now, std::vector<Action>* actions) {
                               .priority = wanted.priority,
                               .sequence = sequence});
       } else if (!job.released()) {
-        const int num_spares = job.ended() ? 0 : static_cast<int>(job.spares().size());
         input.holders.push_back({.job_id = job.job_id(),
                                  .kind = job.kind(),
-                                 .num_workers = job.num_launched() + num_spares,
+                                 .num_workers = job.num_held(),
                                  .ending = job.ended()});
       }
     }
@@ -56,35 +55,29 @@ void Coordinator::StartJob(JobMachine& job, absl::Time now, std::vector<Action>*
   MUSTER_CHECK(topology.ok());  // checked when it was submitted
   const auto placement = PlaceRanks(*topology, idle);
   MUSTER_CHECK(placement.ok());  // admission has counted
-  std::vector<RankSlot> ranks;
+  EpochPlan plan{.data_parallel_size = topology->dp()};
   std::vector<bool> used(idle.size(), false);
   for (const size_t i : placement->worker_of_rank) {
     used[i] = true;
-    const Worker& worker = *membership_.FindWorker(idle[i].name);
-    const Agent& agent = *membership_.FindAgent(worker.incarnation);
-    const int share = std::max(1, agent.num_cpus / static_cast<int>(agent.workers.size()));
-    ranks.push_back(
-        {.worker = worker.info.name,
-         .incarnation = agent.incarnation,
-         .node = agent.node,
-         .host_address = agent.address,
-         .device = worker.info.device,
-         .num_threads = static_cast<int>(job.spec().training.num_threads.value_or(share))});
+    plan.ranks.push_back(SlotOn(idle[i].name, job));
   }
-  std::vector<std::string> spares;
   for (size_t i = 0; i < idle.size(); ++i) {
-    if (static_cast<int64_t>(spares.size()) == job.spec().resources.spares) break;
-    if (!used[i]) spares.push_back(idle[i].name);
+    if (static_cast<int64_t>(plan.extras.size()) == job.spec().resources.spares) break;
+    if (!used[i]) plan.extras.push_back({.slot = SlotOn(idle[i].name, job)});
   }
-  JobEffects effects;
-  job.Start(std::move(ranks), std::move(spares), now, &effects);
-  for (int rank = 0; rank < job.world_size(); ++rank) {
-    membership_.Assign({job.ranks()[rank].worker, job.job_id(), job.epoch(), rank});
-  }
-  for (const std::string& worker : job.spares()) {
-    membership_.Assign({worker, job.job_id(), job.epoch(), -1});
-  }
-  Apply(job, effects, actions);
+  RaiseEpoch(job, std::move(plan), now, actions);
+}
+
+RankSlot Coordinator::SlotOn(const std::string& name, const JobMachine& job) const {
+  const Worker& worker = *membership_.FindWorker(name);
+  const Agent& agent = *membership_.FindAgent(worker.incarnation);
+  const int share = std::max(1, agent.num_cpus / static_cast<int>(agent.workers.size()));
+  return {.worker = worker.info.name,
+          .incarnation = agent.incarnation,
+          .node = agent.node,
+          .host_address = agent.address,
+          .device = worker.info.device,
+          .num_threads = static_cast<int>(job.spec().training.num_threads.value_or(share))};
 }
 
 }  // namespace muster

@@ -33,6 +33,13 @@ absl::Status Bad(const std::string& record, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat(record, ": ", what));
 }
 
+bool IsMembersRecord(absl::string_view key) {
+  for (const char* prefix : {"agent/", "drained/", "cordoned/", "quarantined/"}) {
+    if (absl::StartsWith(key, prefix)) return true;
+  }
+  return false;
+}
+
 // A number as it is written in keys: digits without zeros in front.
 bool ReadNumber(absl::string_view text, int64_t* number) {
   return absl::SimpleAtoi(text, number) && *number >= 0 && text == absl::StrCat(*number);
@@ -117,14 +124,15 @@ int64_t Coordinator::SequenceOf(const std::string& job_id) const {
 DurableChanges Coordinator::TakeChanges() {
   DurableChanges changes;
   // The coordinator's own record comes with the first other one, and with each new job.
-  const bool any = membership_.unsaved() || rendezvous_.unsaved() || !unsaved_jobs_.empty() ||
-                   !forgotten_jobs_.empty();
+  const bool any = membership_.unsaved() || devices_.unsaved() || rendezvous_.unsaved() ||
+                   !unsaved_jobs_.empty() || !forgotten_jobs_.empty();
   if (!any) {
     decided_ = false;
     return changes;
   }
   if (self_unsaved_) SaveSelf(&changes);
   membership_.TakeChanges(&changes);
+  devices_.TakeChanges(&changes);
   rendezvous_.TakeChanges([this](const std::string& id) { return SequenceOf(id); }, &changes);
   for (const int64_t sequence : unsaved_jobs_) jobs_.at(sequence)->TakeChanges(&changes);
   changes.forgotten_jobs.assign(forgotten_jobs_.begin(), forgotten_jobs_.end());
@@ -140,6 +148,7 @@ DurableState Coordinator::SaveAll() const {
   DurableChanges all;
   SaveSelf(&all);
   membership_.SaveAll(&all);
+  devices_.SaveAll(&all);
   rendezvous_.SaveAll([this](const std::string& id) { return SequenceOf(id); }, &all);
   for (const auto& [sequence, job] : jobs_) job->SaveAll(&all);
   DurableState state{std::move(all.records), std::move(all.ledger)};
@@ -201,20 +210,17 @@ absl::Status Coordinator::RestoreJob(const JobRecords& records, absl::Time now) 
 // The workers that a job holds.
 absl::Status Coordinator::RestoreHeld(const JobMachine& job) {
   const std::string base = absl::StrCat("job/", job.identity().sequence);
-  for (int rank = 0; rank < static_cast<int>(job.ranks().size()); ++rank) {
-    const RankSlot& slot = job.ranks()[rank];
-    if (slot.trainer != RankSlot::Trainer::kLaunched) continue;
-    RETURN_IF_ERROR(
-        Annotate(membership_.RestoreAssignment({slot.worker, job.job_id(), job.epoch(), rank},
-                                               slot.incarnation, slot.phase),
-                 absl::StrCat(base, "/rank/", rank)));
+  std::set<std::string>& agents = agents_of_job_[job.identity().sequence];
+  for (const JobMachine::Held& held : job.HeldWorkers()) {
+    const bool of_rank =
+        held.slot >= job.ranks().data() && held.slot < job.ranks().data() + job.ranks().size();
+    RETURN_IF_ERROR(Annotate(
+        membership_.RestoreAssignment(held.assignment, held.slot->incarnation, held.slot->phase),
+        of_rank ? absl::StrCat(base, "/rank/", held.assignment.rank)
+                : absl::StrCat(base, "/epoch, extras")));
+    if (!held.slot->incarnation.empty()) agents.insert(held.slot->incarnation);
   }
-  if (job.ended()) return absl::OkStatus();
-  for (const std::string& worker : job.spares()) {
-    RETURN_IF_ERROR(
-        Annotate(membership_.RestoreAssignment({worker, job.job_id(), job.epoch(), -1}, "", ""),
-                 absl::StrCat(base, "/epoch, spares")));
-  }
+  if (job.released()) agents_of_job_.erase(job.identity().sequence);
   return absl::OkStatus();
 }
 
@@ -230,7 +236,9 @@ absl::Status Coordinator::Restore(const DurableState& state, absl::Time now) {
   RETURN_IF_ERROR(RestoreSelf(*self->second->value));
   JobRecordReader jobs;
   for (const auto& [key, record] : records) {
-    if (absl::StartsWith(key, "agent/") || absl::StartsWith(key, "drained/")) {
+    if (absl::StartsWith(key, "device/")) {
+      RETURN_IF_ERROR(devices_.RestoreRecord(record->key, *record->value));
+    } else if (IsMembersRecord(key)) {
       RETURN_IF_ERROR(membership_.RestoreRecord(record->key, *record->value, now));
     } else if (absl::StartsWith(key, "job/")) {
       RETURN_IF_ERROR(jobs.Add(record->key, *record->value));

@@ -95,6 +95,11 @@ void JsonWriter::operator()(const char* name, const std::vector<double>& value) 
   out_ += ']';
 }
 
+void JsonWriter::operator()(const char* name, const std::vector<int64_t>& value) {
+  if (value.empty()) return;
+  Raw(name, absl::StrCat("[", absl::StrJoin(value, ","), "]"));
+}
+
 void JsonWriter::operator()(const char* name, const std::map<std::string, double>& value) {
   if (value.empty()) return;
   Raw(name, "{");
@@ -197,6 +202,16 @@ void JsonReader::operator()(const char* name, std::vector<double>& value) {
   if (!json->is_array()) return Fail(name, "must be a list of numbers");
   for (const Json& element : *json) {
     if (!ReadDouble(element, &value.emplace_back())) return Fail(name, kNumberRule);
+  }
+}
+
+void JsonReader::operator()(const char* name, std::vector<int64_t>& value) {
+  const Json* json = Find(name);
+  if (json == nullptr) return;
+  if (!json->is_array()) return Fail(name, "must be a list of whole numbers");
+  for (const Json& element : *json) {
+    if (!element.is_number_integer()) return Fail(name, "must be a list of whole numbers");
+    value.push_back(element.get<int64_t>());
   }
 }
 

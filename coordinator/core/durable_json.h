@@ -47,6 +47,7 @@ class JsonWriter {
   void operator()(const char* name, absl::Time value) { Always(name, absl::ToUnixNanos(value)); }
   void operator()(const char* name, const std::vector<std::string>& value);
   void operator()(const char* name, const std::vector<double>& value);
+  void operator()(const char* name, const std::vector<int64_t>& value);
   void operator()(const char* name, const std::map<std::string, double>& value);
   template <typename T>
   void operator()(const char* name, const std::optional<T>& value) {
@@ -111,6 +112,7 @@ class JsonReader {
   void operator()(const char* name, absl::Time& value);
   void operator()(const char* name, std::vector<std::string>& value);
   void operator()(const char* name, std::vector<double>& value);
+  void operator()(const char* name, std::vector<int64_t>& value);
   void operator()(const char* name, std::map<std::string, double>& value);
   template <typename T>
   void operator()(const char* name, std::optional<T>& value) {

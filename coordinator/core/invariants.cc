@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/recovery/elastic_size.h"
 
 namespace muster {
 namespace {
@@ -40,16 +41,61 @@ void CheckWorkers(const Coordinator& coordinator, std::vector<std::string>* wron
     const AssignmentRef& held = *worker.assignment;
     if (lost) wrong->push_back(absl::StrCat("lost worker ", name, " holds ", held.job_id));
     const JobMachine* job = coordinator.FindJob(held.job_id);
-    if (job == nullptr || job->epoch() != held.epoch) {
-      wrong->push_back(absl::StrCat("worker ", name, " holds a stale assignment of ", held.job_id));
-    } else if (held.rank >= 0 &&
-               (job->ranks()[held.rank].worker != name ||
-                job->ranks()[held.rank].trainer != RankSlot::Trainer::kLaunched)) {
-      wrong->push_back(absl::StrCat("worker ", name, " holds rank ", held.rank, " of ", held.job_id,
-                                    ", which is not there"));
-    } else if (held.rank < 0 && job->ended()) {
-      wrong->push_back(absl::StrCat("spare ", name, " is held by ended ", held.job_id));
+    if (job == nullptr) {
+      wrong->push_back(
+          absl::StrCat("worker ", name, " holds an assignment of unknown ", held.job_id));
+      continue;
     }
+    const bool of_rank = held.epoch == job->epoch() && held.rank >= 0 &&
+                         held.rank < static_cast<int>(job->ranks().size());
+    const ExtraSlot* extra = of_rank ? nullptr : job->FindExtra(name);
+    const bool known =
+        of_rank ? job->ranks()[held.rank].worker == name && job->ranks()[held.rank].held
+                : extra != nullptr && extra->epoch == held.epoch && extra->rank == held.rank;
+    if (!known) {
+      wrong->push_back(absl::StrCat("worker ", name, " holds rank ", held.rank, " of ", held.job_id,
+                                    ", epoch ", held.epoch, ", which is not there"));
+    }
+  }
+}
+
+// The workers that a job holds: each once, known to be held, and by a trainer once it has ended.
+void CheckHeld(const Coordinator& coordinator, const JobMachine& job,
+               std::vector<std::string>* wrong) {
+  const auto bad = [&](const std::string& what) {
+    wrong->push_back(absl::StrCat(job.job_id(), " (", JobStateName(job.state()), "): ", what));
+  };
+  std::set<std::string> workers;
+  int num_launched = 0;
+  for (const JobMachine::Held& held : job.HeldWorkers()) {
+    const AssignmentRef& ref = held.assignment;
+    if (!workers.insert(ref.worker).second) bad(absl::StrCat("it holds ", ref.worker, " twice"));
+    const Worker* worker = coordinator.membership().FindWorker(ref.worker);
+    if (worker == nullptr || worker->assignment != ref) {
+      bad(absl::StrCat("rank ", ref.rank, "'s worker ", ref.worker, " does not hold it"));
+    }
+    const bool launched = held.slot->trainer == RankSlot::Trainer::kLaunched;
+    num_launched += launched;
+    if (job.ended() && !launched) bad(absl::StrCat("it has ended and keeps ", ref.worker));
+    if (held.slot->lost) bad(absl::StrCat("it holds lost ", ref.worker));
+  }
+  if (num_launched != job.num_launched()) bad("its trainers were counted otherwise");
+  if (static_cast<int>(workers.size()) != job.num_held()) bad("its workers were counted otherwise");
+  for (const RankSlot& slot : job.ranks()) {
+    if (slot.trainer == RankSlot::Trainer::kLaunched && !slot.held) {
+      bad(absl::StrCat("the trainer on ", slot.worker, " is nobody's"));
+    }
+  }
+  int next_helper = job.world_size();
+  for (const ExtraSlot& extra : job.extras()) {
+    const bool of_epoch = extra.epoch == job.epoch();
+    if (!extra.slot.held) bad(absl::StrCat(extra.slot.worker, " is listed and not held"));
+    if (extra.role == ExtraSlot::Role::kSpare && (extra.rank != -1 || !of_epoch)) {
+      bad(absl::StrCat("spare ", extra.slot.worker, " is of another epoch"));
+    }
+    if (extra.role != ExtraSlot::Role::kHelper) continue;
+    if (!of_epoch || extra.rank < next_helper) bad("its helpers are not numbered in order");
+    next_helper = extra.rank + 1;
   }
 }
 
@@ -62,22 +108,18 @@ void CheckJob(const Coordinator& coordinator, const JobMachine& job,
   const bool open = IsActive(job.state()) && !job.aborted();
   if (open && round != job.epoch()) bad(absl::StrCat("its rendezvous has epoch ", round));
   if (!open && round != 0) bad("its rendezvous is still open");
-  if (IsActive(job.state()) && static_cast<int>(job.ranks().size()) != job.world_size()) {
-    bad("it runs without all ranks");
+  const int64_t of_replica = RanksOfReplica(job.spec());
+  if (IsActive(job.state()) &&
+      (job.data_parallel_size() < 1 ||
+       static_cast<int64_t>(job.ranks().size()) != job.data_parallel_size() * of_replica ||
+       static_cast<int64_t>(job.ranks().size()) > job.spec().resources.world_size)) {
+    bad(absl::StrCat("it runs with ", job.ranks().size(), " ranks"));
   }
+  CheckHeld(coordinator, job, wrong);
   if (job.state() == JobState::kQueued && job.epoch() != 0) bad("it waits and has an epoch");
   if (job.state() == JobState::kFailed && !job.cause().has_value()) bad("it has no cause");
   if (job.ended() && job.reason().empty() && job.state() != JobState::kCompleted) {
     bad("it ended without a reason");
-  }
-  for (size_t rank = 0; rank < job.ranks().size(); ++rank) {
-    const RankSlot& slot = job.ranks()[rank];
-    if (slot.trainer != RankSlot::Trainer::kLaunched) continue;
-    const Worker* worker = coordinator.membership().FindWorker(slot.worker);
-    const AssignmentRef held{slot.worker, job.job_id(), job.epoch(), static_cast<int>(rank)};
-    if (worker == nullptr || worker->assignment != held) {
-      bad(absl::StrCat("rank ", rank, "'s worker ", slot.worker, " does not hold it"));
-    }
   }
   if (open) {  // gang or nothing
     for (size_t rank = 0; rank < job.ranks().size(); ++rank) {
@@ -85,14 +127,6 @@ void CheckJob(const Coordinator& coordinator, const JobMachine& job,
       if (slot.trainer != RankSlot::Trainer::kLaunched && !slot.done.has_value()) {
         bad(absl::StrCat("it goes on without rank ", rank));
       }
-    }
-  }
-  for (const std::string& name : job.spares()) {
-    if (job.ended()) break;
-    const Worker* worker = coordinator.membership().FindWorker(name);
-    const AssignmentRef held{name, job.job_id(), job.epoch(), -1};
-    if (worker == nullptr || worker->assignment != held) {
-      bad(absl::StrCat("its spare ", name, " is not held"));
     }
   }
   const DirectiveLog& log = job.directives();
@@ -117,8 +151,12 @@ void CheckSupply(const Membership& members, std::vector<std::string>* wrong) {
     WorkerSupply& count = supply[worker.info.kind];
     const AgentState state = members.FindAgent(worker.incarnation)->state;
     if (state == AgentState::kLost) continue;
-    if (worker.draining) {
+    if (!worker.hold.quarantined.empty()) {
+      ++count.num_quarantined;
+    } else if (worker.hold.draining) {
       ++count.num_draining;
+    } else if (worker.hold.cordoned) {
+      ++count.num_cordoned;
     } else if (state != AgentState::kAlive) {
       ++count.num_unheard;
     } else {
@@ -129,11 +167,14 @@ void CheckSupply(const Membership& members, std::vector<std::string>* wrong) {
   for (const auto& [kind, counted] : members.supply()) {
     const WorkerSupply& real = supply[kind];
     if (counted.num_idle != real.num_idle || counted.num_usable != real.num_usable ||
-        counted.num_draining != real.num_draining || counted.num_unheard != real.num_unheard) {
+        counted.num_draining != real.num_draining || counted.num_cordoned != real.num_cordoned ||
+        counted.num_quarantined != real.num_quarantined ||
+        counted.num_unheard != real.num_unheard) {
       wrong->push_back(absl::StrCat("the supply of ", DeviceKindName(kind), " workers is ",
                                     real.num_idle, " idle of ", real.num_usable, ", ",
-                                    real.num_draining, " draining, ", real.num_unheard,
-                                    " unheard; it was counted otherwise"));
+                                    real.num_draining, " draining, ", real.num_cordoned,
+                                    " cordoned, ", real.num_quarantined, " quarantined, ",
+                                    real.num_unheard, " unheard; it was counted otherwise"));
     }
   }
 }
@@ -216,6 +257,9 @@ void InvariantChecker::Compare(const JobMachine& job, std::vector<std::string>* 
   Seen now{.state = job.state(),
            .version = job.version(),
            .epoch = job.epoch(),
+           .iteration = job.iteration(),
+           .incident = job.incident().number,
+           .restarts = job.restarts(),
            .applied = job.directives().applied(),
            .directives = job.directives().After(0),
            .unique_id = job.unique_id(),
@@ -248,7 +292,12 @@ void InvariantChecker::Compare(const JobMachine& job, std::vector<std::string>* 
     if (before.aborted && !now.aborted) bad("an aborted epoch goes on");
   }
   if (now.applied < before.applied) bad("applied directives went back");
-  if (!before.cause.empty() && now.cause != before.cause) bad("its first cause was replaced");
+  if (!before.cause.empty() && now.incident == before.incident && now.cause != before.cause) {
+    bad("its first cause was replaced");
+  }
+  if (now.incident < before.incident) bad("its incidents went back");
+  if (now.iteration < before.iteration) bad("its iteration went back");
+  if (now.restarts < before.restarts) bad("its restarts went back");
   if (before.released && !now.released) bad("it holds workers again");
   before = std::move(now);
 }

@@ -17,7 +17,8 @@ std::vector<std::string> CheckInvariants(const Coordinator& coordinator, const J
 // The same, and what must hold from one state to the next: no decision is taken back. An ended job
 // stays as it ended; epochs, versions and what is applied never go back; directives, and within an
 // epoch its ranks' workers and its unique ID, never change; what is aborted stays so; a cause that
-// is not a symptom is kept; a lost agent stays lost, and reports that were taken stay taken.
+// is not a symptom is kept as long as its incident; a lost agent stays lost, and reports that were
+// taken stay taken.
 class InvariantChecker {
  public:
   std::vector<std::string> Check(const Coordinator& coordinator);
@@ -27,7 +28,7 @@ class InvariantChecker {
  private:
   struct Seen {
     JobState state = JobState::kSubmitted;
-    int64_t version = 0, epoch = 0, applied = 0;
+    int64_t version = 0, epoch = 0, iteration = 0, incident = 0, restarts = 0, applied = 0;
     std::vector<Directive> directives;
     std::vector<std::string> workers;  // of the epoch, by rank
     std::string unique_id;

@@ -1,8 +1,8 @@
 // JobMachine's part that says what of a job must outlive the coordinator. The records of job n:
 //   job/n              what was submitted; written once
-//   job/n/state        small and changed often: state, iteration, times, cancel
-//   job/n/epoch        what the current epoch began with: spares, unique ID
-//   job/n/cause        of a failure
+//   job/n/state        small and changed often: state, iteration, times, cancel, incident
+//   job/n/epoch        what the current epoch is: workers beside the ranks', unique ID
+//   job/n/cause        of the last failure
 //   job/n/rank/r       who holds the rank, and how far its trainer has come
 //   job/n/directive/d  one directive
 // job_fields.h lists what is in each.
@@ -94,7 +94,21 @@ void JobMachine::Save(const Unsaved& what, DurableChanges* changes) const {
   if (what.state) {
     VisitState(writer, *this);
     writer("directives_applied", directives_.applied());
+    writer.Nested("incident", std::optional<Incident>(incident_),
+                  [](auto& inner, auto& incident) { VisitIncident(inner, incident); });
+    writer.Nested("totals", std::optional<RecoveryTotals>(totals_),
+                  [](auto& inner, auto& totals) { VisitTotals(inner, totals); });
+    SavedBudget budget{.failed_step = budget_.state().failed_step,
+                       .step_failures = budget_.state().step_failures,
+                       .trainer_failures = budget_.state().trainer_failures,
+                       .incident = budget_.state().incident};
+    for (const absl::Time restart : budget_.state().restarts) {
+      budget.restarts.push_back(absl::ToDoubleSeconds(restart - absl::UnixEpoch()));
+    }
+    writer.Nested("budget", std::optional<SavedBudget>(budget),
+                  [](auto& inner, auto& value) { VisitBudget(inner, value); });
     writer("phase_samples", Flatten(clock_.limits().all_samples()));
+    writer("step_lengths", clock_.limits().steps().Numbers());
     put(absl::StrCat(base, "/state"), &writer);
   }
   if (what.epoch && epoch_ > 0) {

@@ -36,6 +36,21 @@ inline constexpr EnumName<Directive::Kind> kDirectiveKindNames[] = {
     {Directive::Kind::kReform, "reform"},
 };
 
+inline constexpr EnumName<ExtraSlot::Role> kExtraRoles[] = {
+    {ExtraSlot::Role::kSpare, "spare"},
+    {ExtraSlot::Role::kHelper, "helper"},
+    {ExtraSlot::Role::kLeaving, "leaving"},
+};
+inline constexpr EnumName<PlannedChange::Kind> kChangeKinds[] = {
+    {PlannedChange::Kind::kMove, "move"},
+    {PlannedChange::Kind::kGrow, "grow"},
+    {PlannedChange::Kind::kReform, "reform"},
+};
+inline constexpr EnumName<PlannedChange::Stage> kChangeStages[] = {
+    {PlannedChange::Stage::kWarming, "warming"},
+    {PlannedChange::Stage::kYielding, "yielding"},
+};
+
 #define MUSTER_FIELD(member) v(#member, m.member)
 
 struct SavedIdentity {
@@ -50,6 +65,76 @@ void VisitIdentity(V& v, M& m) {
   MUSTER_FIELD(idempotency_key);
   MUSTER_FIELD(train_iters);
   MUSTER_FIELD(submitted_at);
+}
+
+template <class V, class M>
+void VisitRestored(V& v, M& m) {
+  MUSTER_FIELD(iteration);
+  MUSTER_FIELD(source);
+  MUSTER_FIELD(text);
+  MUSTER_FIELD(form_ms);
+  MUSTER_FIELD(state_ms);
+  MUSTER_FIELD(bytes);
+}
+
+template <class V, class M>
+void VisitIncident(V& v, M& m) {
+  MUSTER_FIELD(open);
+  MUSTER_FIELD(planned);
+  MUSTER_FIELD(number);
+  MUSTER_FIELD(failed_at);
+  MUSTER_FIELD(aborted_at);
+  MUSTER_FIELD(launched_at);
+  MUSTER_FIELD(started_at);
+  MUSTER_FIELD(formed_at);
+  MUSTER_FIELD(loaded_at);
+  MUSTER_FIELD(iteration);
+  MUSTER_FIELD(what);
+  MUSTER_FIELD(kind);
+  MUSTER_FIELD(followed);
+  MUSTER_FIELD(hit_workers);
+  v.Nested("restored", m.restored, [](auto& inner, auto& value) { VisitRestored(inner, value); });
+}
+
+template <class V, class M>
+void VisitTotals(V& v, M& m) {
+  MUSTER_FIELD(count_by_kind);
+  MUSTER_FIELD(seconds);
+  MUSTER_FIELD(steps_redone);
+  MUSTER_FIELD(rerun_verdicts);
+}
+
+template <class V, class M>
+void VisitChange(V& v, M& m) {
+  v.Enum("kind", m.kind, kChangeKinds);
+  v.Enum("stage", m.stage, kChangeStages);
+  MUSTER_FIELD(reason);
+  v.List("moves", m.moves, [](auto& element, auto& move) {
+    element("rank", move.rank);
+    element("from", move.from);
+    element("to", move.to);
+  });
+  MUSTER_FIELD(data_parallel_size);
+  MUSTER_FIELD(needs_spares);
+  MUSTER_FIELD(examine_json);
+  MUSTER_FIELD(directive);
+  MUSTER_FIELD(deadline);
+  MUSTER_FIELD(overdue);
+}
+
+// What RestartBudget has to know.
+struct SavedBudget {
+  std::vector<double> restarts;  // seconds since 1970
+  int64_t failed_step = -1, step_failures = 0, trainer_failures = 0;
+  bool incident = false;
+};
+template <class V, class M>
+void VisitBudget(V& v, M& m) {
+  MUSTER_FIELD(restarts);
+  v.Always("failed_step", m.failed_step);
+  MUSTER_FIELD(step_failures);
+  MUSTER_FIELD(trainer_failures);
+  MUSTER_FIELD(incident);
 }
 
 template <class V, class M>
@@ -70,14 +155,30 @@ void JobMachine::VisitState(V& v, M& m) {
   v("cancel_deadline", m.cancel_deadline_);
   v("cancel_extended", m.cancel_extended_);
   v("not_released_noted", m.not_released_noted_);
+  v("workers_deadline", m.workers_deadline_);
+  v("exit_deadline", m.exit_deadline_);
+  v("waits_for", m.waits_for_);
+  v("skipped_steps", m.skipped_steps_);
+  v("grew_at", m.grew_at_);
+  v.Nested("change", m.change_, [](auto& inner, auto& change) { VisitChange(inner, change); });
 }
 
 template <class V, class M>
 void JobMachine::VisitEpoch(V& v, M& m) {
-  v("spares", m.spares_);
   v("unique_id", m.unique_id_);
   v("aborted", m.aborted_);
+  v("seeking_cause", m.seeking_cause_);
   v("directives_through", m.directives_through_);
+  v("data_parallel_size", m.data_parallel_size_);
+  v.Always("layout_epoch", m.layout_epoch_);
+  v("spec_json", m.spec_override_);
+  v("examine_json", m.examine_json_);
+  v.List("extras", m.extras_, [](auto& element, auto& extra) {
+    element.Enum("role", extra.role, kExtraRoles);
+    element.Always("rank", extra.rank);
+    element("epoch", extra.epoch);
+    VisitRank(element, extra.slot);
+  });
 }
 
 template <class V, class M>
@@ -85,6 +186,7 @@ void VisitCause(V& v, M& m) {
   MUSTER_FIELD(rank);
   MUSTER_FIELD(exit_code);
   MUSTER_FIELD(signal);
+  MUSTER_FIELD(kind);
   MUSTER_FIELD(worker);
   MUSTER_FIELD(node);
   MUSTER_FIELD(text);
@@ -93,6 +195,7 @@ void VisitCause(V& v, M& m) {
   MUSTER_FIELD(last_log_lines);
   MUSTER_FIELD(time);
   MUSTER_FIELD(symptom);
+  MUSTER_FIELD(by_trainer);
 }
 
 template <class V, class M>
@@ -115,6 +218,10 @@ void VisitRank(V& v, M& m) {
   MUSTER_FIELD(phase_detail);
   v.Nested("done", m.done, [](auto& inner, auto& done) { VisitDone(inner, done); });
   MUSTER_FIELD(failed_in_collective);
+  MUSTER_FIELD(held);
+  MUSTER_FIELD(lost);
+  MUSTER_FIELD(condemned);
+  v.Always("buddy", m.buddy);
 }
 
 template <class V, class M>

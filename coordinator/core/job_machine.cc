@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/base/status.h"
+#include "common/schedule/from_spec.h"
 
 namespace muster {
 namespace {
@@ -24,7 +25,8 @@ JobMachine::JobMachine(Identity identity, JobSpec spec, int64_t train_iters,
       options_(options),
       submitted_at_(now),
       history_(static_cast<int>(spec_.resources.world_size), options.history),
-      clock_(options.phases) {
+      budget_(BudgetOptionsOf(spec_)),
+      clock_(PhasesOf(options.phases, spec_)) {
   AddEvent(now, "submitted",
            absl::StrCat("job \"", spec_.name, "\" with ", world_size(), " ranks"));
   unsaved_.identity = true;
@@ -35,7 +37,18 @@ DeviceKind JobMachine::kind() const {
   return spec_.resources.device == "cuda" ? DeviceKind::kCuda : DeviceKind::kCpu;
 }
 
-bool JobMachine::released() const { return ended() && num_launched_ == 0; }
+bool JobMachine::released() const { return ended() && num_held_ == 0; }
+
+int JobMachine::world_size() const {
+  return ranks_.empty() ? static_cast<int>(spec_.resources.world_size)
+                        : static_cast<int>(ranks_.size());
+}
+
+TopologySpec JobMachine::topology() const {
+  TopologySpec topology = TopologyOf(spec_);
+  topology.world_size = world_size();
+  return topology;
+}
 
 void JobMachine::Enqueue(absl::Time now) {
   MUSTER_CHECK(state_ == JobState::kSubmitted);
@@ -48,28 +61,45 @@ void JobMachine::SetQueueReason(const std::string& reason) {
   Changed();
 }
 
-void JobMachine::Start(std::vector<RankSlot> ranks, std::vector<std::string> spares, absl::Time now,
-                       JobEffects* effects) {
+void JobMachine::Start(EpochPlan plan, absl::Time now, JobEffects* effects) {
   MUSTER_CHECK(state_ == JobState::kQueued);
-  MUSTER_CHECK(static_cast<int>(ranks.size()) == world_size());
-  ranks_ = std::move(ranks);
-  spares_ = std::move(spares);
-  for (RankSlot& slot : ranks_) slot.trainer = RankSlot::Trainer::kLaunched;
+  MUSTER_CHECK(static_cast<int>(plan.ranks.size()) == world_size());
+  TakePlaces(std::move(plan));
+  reason_.clear();
+  if (!started_at_.has_value()) started_at_ = now;
+  SetState(JobState::kForming, now);
+  UpdateWait(now);
+  effects->emplace_back(LaunchRanks{});
+}
+
+void JobMachine::TakePlaces(EpochPlan plan) {
+  std::erase_if(extras_,
+                [](const ExtraSlot& extra) { return extra.role != ExtraSlot::Role::kLeaving; });
+  ++epoch_;
+  ranks_ = std::move(plan.ranks);
+  for (RankSlot& slot : ranks_) {
+    slot.trainer = RankSlot::Trainer::kLaunched;
+    slot.held = true;
+  }
+  for (ExtraSlot& extra : plan.extras) {
+    extra.epoch = epoch_;
+    extra.slot.trainer = RankSlot::Trainer::kLaunched;
+    extra.slot.held = true;
+    extras_.push_back(std::move(extra));
+  }
+  if (plan.data_parallel_size != data_parallel_size_) layout_epoch_ = epoch_;
+  data_parallel_size_ = plan.data_parallel_size;
+  spec_override_ = std::move(plan.spec_json);
+  examine_json_ = std::move(plan.examine_json);
   RecountRanks();
   stepped_ = false;
   committed_ = 0;
   agent_iteration_.clear();
-  ++epoch_;
   unique_id_.clear();
-  aborted_ = false;
+  aborted_ = seeking_cause_ = false;
   directives_through_ = directives_.applied();
-  reason_.clear();
-  if (!started_at_.has_value()) started_at_ = now;
   unsaved_.epoch = true;
   AllRanksChanged();
-  SetState(JobState::kForming, now);
-  UpdateWait(now);
-  effects->emplace_back(LaunchRanks{});
 }
 
 void JobMachine::FinishDone(absl::Time now, JobEffects* effects) {
@@ -81,6 +111,7 @@ void JobMachine::FinishDone(absl::Time now, JobEffects* effects) {
       reason = slot.done->reason;
     }
   }
+  if (incident_.open && !aborted_) EndIncident(now);
   const bool trained = train_iters_ > 0 && iteration_ >= train_iters_;
   if (code != 0) {
     Finish(JobState::kExited, code, reason, now, effects);
@@ -89,28 +120,6 @@ void JobMachine::FinishDone(absl::Time now, JobEffects* effects) {
   } else {
     Finish(JobState::kCompleted, 0, reason, now, effects);
   }
-}
-
-void JobMachine::OnFailure(FailureCause cause, absl::Time now, JobEffects* effects) {
-  const bool better = !cause_.has_value() || (cause_->symptom && !cause.symptom);
-  if (better) cause_ = std::move(cause);
-  unsaved_.cause = true;
-  Changed();
-  if (cause_->symptom) {
-    if (symptom_deadline_.has_value()) return;
-    symptom_deadline_ = now + options_.symptom_window;
-    reason_ = absl::StrCat(cause_->text, "; waiting for its cause");
-    Abort(cause_->text, effects);
-    UpdateWait(now);
-    return;
-  }
-  // What is cancelled need not succeed, except to save.
-  if (cancel_.has_value() && *cancel_ != CancelMode::kCheckpointAndStop) {
-    Finish(JobState::kCancelled, kExitCancelled,
-           absl::StrCat(cancel_reason_, "; on the way: ", cause_->text), now, effects);
-    return;
-  }
-  Finish(JobState::kFailed, kExitFailed, cause_->text, now, effects);
 }
 
 void JobMachine::Abort(const std::string& reason, JobEffects* effects) {
@@ -129,6 +138,9 @@ void JobMachine::Finish(JobState state, int exit_code, const std::string& reason
   ended_at_ = now;
   symptom_deadline_.reset();
   cancel_deadline_.reset();
+  workers_deadline_.reset();
+  exit_deadline_.reset();
+  change_.reset();
   if (num_launched_ > 0) release_deadline_ = now + options_.stop_grace + options_.release_limit;
   const bool in_order = state == JobState::kCompleted || state == JobState::kExited ||
                         (state == JobState::kCancelled && num_done_ == world_size());
@@ -141,7 +153,7 @@ void JobMachine::Finish(JobState state, int exit_code, const std::string& reason
       Abort(reason, effects);
     }
     effects->emplace_back(StopRanks{});
-    effects->emplace_back(ReleaseSpares{});
+    ReleaseVacant(effects);
   }
   SetState(state, now);
   UpdateWait(now);
@@ -184,7 +196,7 @@ void JobMachine::Cancel(CancelMode mode, const std::string& reason, absl::Time n
   AddEvent(now, "cancel_requested", cancel_reason_);
   Changed();
   const bool nothing_to_stop =
-      state_ == JobState::kSubmitted || state_ == JobState::kQueued || state_ == JobState::kForming;
+      state_ == JobState::kSubmitted || state_ == JobState::kQueued || IsForming();
   if (mode == CancelMode::kKill || nothing_to_stop) {
     const std::string failed =
         cause_.has_value() ? absl::StrCat("; on the way: ", cause_->text) : "";
@@ -228,9 +240,7 @@ void JobMachine::Tick(absl::Time now, JobEffects* effects, const SignsOfLife& si
   const absl::Duration longer = signs.silent_after + absl::Seconds(1) - options_.symptom_window;
   if (symptom_deadline_.has_value() &&
       *symptom_deadline_ + std::max(longer, absl::ZeroDuration()) <= now) {
-    symptom_deadline_.reset();
-    cause_->symptom = false;  // nothing better came: this is the cause
-    OnFailure(FailureCause(*cause_), now, effects);
+    GiveUpOnCause(now, effects);
   } else if (passed(cancel_deadline_)) {
     const MissingReport missing = DescribeMissing(Missing(signs), now, signs.silent_after);
     Finish(JobState::kCancelled, kExitCancelled,
@@ -241,6 +251,8 @@ void JobMachine::Tick(absl::Time now, JobEffects* effects, const SignsOfLife& si
   } else {
     CheckWait(now, signs, effects);
   }
+  if (IsActive(state_)) CheckRecovery(now, effects);
+  if (IsActive(state_)) CheckChange(now, effects);
 }
 
 void JobMachine::SkipStandstill(absl::Time now) {
@@ -251,7 +263,8 @@ void JobMachine::SkipStandstill(absl::Time now) {
   if (!stood_still) return;
   unsaved_.state = true;
   clock_.Skip(away, now);
-  for (auto* deadline : {&symptom_deadline_, &cancel_deadline_, &release_deadline_}) {
+  for (auto* deadline : {&symptom_deadline_, &cancel_deadline_, &release_deadline_,
+                         &workers_deadline_, &exit_deadline_}) {
     if (deadline->has_value()) **deadline += away;
   }
 }

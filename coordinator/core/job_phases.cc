@@ -37,7 +37,7 @@ void JobMachine::Place(int rank, const std::string& phase, RankStage stage) {
 void JobMachine::RecountRanks() {
   by_phase_.clear();
   num_in_stage_.fill(0);
-  num_launched_ = num_done_ = 0;
+  num_launched_ = num_done_ = num_held_ = 0;
   for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
     RankSlot& slot = ranks_[rank];
     if (slot.trainer == RankSlot::Trainer::kExited || slot.phase == "failed") {
@@ -50,7 +50,12 @@ void JobMachine::RecountRanks() {
     by_phase_[slot.phase].Add(rank);
     ++num_in_stage_[static_cast<int>(slot.stage)];
     num_launched_ += slot.trainer == RankSlot::Trainer::kLaunched;
+    num_held_ += slot.held;
     num_done_ += slot.done.has_value();
+  }
+  for (const ExtraSlot& extra : extras_) {
+    num_launched_ += extra.slot.trainer == RankSlot::Trainer::kLaunched;
+    num_held_ += extra.slot.held;
   }
 }
 
@@ -111,7 +116,11 @@ void JobMachine::OnCommitted(int64_t iteration, std::optional<absl::Duration> me
                              absl::Time now) {
   committed_ = std::max(committed_, iteration);
   stepped_ = true;
-  if (state_ == JobState::kForming) SetState(JobState::kRunning, now);
+  budget_.OnCommitted(iteration);
+  NoteParts(now);
+  if (incident_.open && !aborted_) EndIncident(now);
+  if ((IsForming() || state_ == JobState::kRerunning) && !aborted_)
+    SetState(JobState::kRunning, now);
   UpdateWait(now);
   if (measured.has_value()) clock_.Observe(WaitPhase::kStep, *measured);
   if (clock_.phase() == WaitPhase::kStep) {
@@ -121,6 +130,9 @@ void JobMachine::OnCommitted(int64_t iteration, std::optional<absl::Duration> me
 }
 
 void JobMachine::CheckWait(absl::Time now, const SignsOfLife& signs, JobEffects* effects) {
+  CheckStragglers(now);
+  CheckHang(now, effects);
+  if (aborted_ || ended()) return;
   const PhaseClock::Verdict verdict = clock_.Check(now);
   if (verdict == PhaseClock::Verdict::kInTime) return;
   const WaitPhase phase = *clock_.phase();
@@ -133,7 +145,7 @@ void JobMachine::CheckWait(absl::Time now, const SignsOfLife& signs, JobEffects*
     Changed();
     return;
   }
-  OnFailure(CauseAt(std::max(missing.first_rank, 0), text, now), now, effects);
+  OnStuck(std::max(missing.first_rank, 0), text, now, effects);
 }
 
 std::vector<MissingRank> JobMachine::Missing(const SignsOfLife& signs) const {
@@ -187,6 +199,13 @@ std::optional<JobWait> JobMachine::Wait(const SignsOfLife& signs) const {
     wait.overdue = wait.elapsed >= wait.limit;
     tell = wait.elapsed > options_.stop_grace;
   } else {
+    if (workers_deadline_.has_value()) {
+      wait.phase = "workers";
+      wait.limit = absl::Seconds(spec_.recovery.wait_for_workers_s);
+      wait.elapsed = std::max(seen_at_ - (*workers_deadline_ - wait.limit), absl::ZeroDuration());
+      wait.missing = waits_for_;
+      return wait;
+    }
     if (!clock_.phase().has_value()) return std::nullopt;
     const WaitPhase phase = *clock_.phase();
     wait.phase = WaitPhaseName(phase);

@@ -47,14 +47,19 @@ std::string Obstacles(const AdmissionInput& input, const QueuedJob& job, const W
   }
   if (num_started > 0) parts.push_back(Are(num_started, "given to jobs before it"));
   if (free.num_draining > 0) parts.push_back(Are(free.num_draining, "draining"));
+  if (free.num_cordoned > 0) parts.push_back(Are(free.num_cordoned, "cordoned"));
+  if (free.num_quarantined > 0) parts.push_back(Are(free.num_quarantined, "quarantined"));
   if (free.num_unheard > 0) parts.push_back(Are(free.num_unheard, "not heard now"));
   std::string text = parts.empty() ? "" : absl::StrCat(" (", absl::StrJoin(parts, "; "), ")");
   const int reachable = free.num_usable + free.num_unheard;
   if (job.num_workers > reachable) {
     absl::StrAppend(&text, "; the cluster has only ", reachable, ": ", job.num_workers - reachable,
-                    " must join", free.num_draining > 0 ? " or be undrained" : "");
+                    " must join",
+                    free.num_held() == 0                   ? ""
+                    : free.num_held() == free.num_draining ? " or be undrained"
+                                                           : " or be uncordoned");
   }
-  if (supply.num_usable + supply.num_draining + supply.num_unheard == 0) {
+  if (supply.num_usable + supply.num_held() + supply.num_unheard == 0) {
     for (const auto& [kind, other] : input.supply) {
       if (kind == job.kind || other.num_usable == 0) continue;
       absl::StrAppend(&text, " (there are ", other.num_usable, " ", DeviceKindName(kind),

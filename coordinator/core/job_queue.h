@@ -22,9 +22,11 @@ struct QueuedJob {
 
 struct WorkerSupply {
   int num_idle = 0;
-  int num_usable = 0;    // idle or busy; alive and not draining
-  int num_draining = 0;  // taken out of use, not lost
-  int num_unheard = 0;   // joining or suspect, not draining: may be usable soon
+  int num_usable = 0;  // idle or busy; alive and not held back
+  // Held back from new ranks, not lost.
+  int num_draining = 0, num_cordoned = 0, num_quarantined = 0;
+  int num_unheard = 0;  // joining or suspect, not held back: may be usable soon
+  int num_held() const { return num_draining + num_cordoned + num_quarantined; }
 };
 
 // A job that holds workers.

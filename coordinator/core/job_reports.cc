@@ -6,6 +6,7 @@
 
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "coordinator/core/job_machine.h"
@@ -13,7 +14,7 @@
 namespace muster {
 namespace {
 
-constexpr size_t kMaxPhaseName = 64, kMaxPhaseDetail = 256, kMaxLastLine = 160;  // bytes
+constexpr size_t kMaxPhaseDetail = 256, kMaxLastLine = 160;  // bytes
 constexpr size_t kLastLines = 20;
 
 const char* SignalName(int signal) {
@@ -39,12 +40,33 @@ const char* SignalName(int signal) {
   }
 }
 
+}  // namespace
+
 std::string HowItExited(const ExitedReport& exited) {
   if (exited.signal.has_value()) {
     return absl::StrCat("was killed by signal ", *exited.signal, SignalName(*exited.signal));
   }
   if (exited.exit_code.has_value()) return absl::StrCat("exited with code ", *exited.exit_code);
   return absl::StrCat("could not be started: ", exited.launch_error);
+}
+
+namespace {
+
+// By a fault of its own, as far as one can see from outside.
+bool EndedByItself(const ExitedReport& exited) {
+  if (exited.exit_code.has_value()) return true;
+  const int signal = exited.signal.value_or(0);
+  return signal == SIGSEGV || signal == SIGABRT || signal == SIGBUS || signal == SIGFPE ||
+         signal == SIGILL;
+}
+
+// It was refused by an agent that is about to end or still ends another one: it says nothing about
+// the job.
+bool IsOfItsAgent(const ExitedReport& exited) {
+  for (const char* part : {"agent is ending", "still ", "never came"}) {
+    if (absl::StrContains(exited.launch_error, part)) return true;
+  }
+  return false;
 }
 
 // What a program says last is mostly why it ended.
@@ -82,7 +104,7 @@ void JobMachine::OnReport(int rank, const ReportBody& body, absl::Time now, JobE
     unsaved_.epoch = true;
     effects->emplace_back(PublishUniqueId{});
   } else if (const auto* step = std::get_if<StepMessage>(&body)) {
-    OnStep(rank, *step, now);
+    OnStep(rank, epoch_, *step, now, effects);
   } else if (const auto* evaluation = std::get_if<EvaluationMessage>(&body)) {
     EvaluationMessage record = *evaluation;
     record.epoch = epoch_;
@@ -106,7 +128,23 @@ void JobMachine::OnReport(int rank, const ReportBody& body, absl::Time now, JobE
           now, "checkpoint_failed",
           absl::StrCat("iteration ", record.iteration, " to ", record.path, ": ", record.error),
           rank);
+      if (IsDiskFull(record.error)) {
+        NoteKind(FailureKind::kDiskFull, absl::StrCat(record.path, ": ", record.error), rank, now);
+      }
     }
+  } else if (const auto* probe = std::get_if<ProbeReport>(&body)) {
+    hang_watch_.Take(rank, *probe);
+    return;
+  } else if (const auto* times = std::get_if<RankTimesMessage>(&body)) {
+    OnRankTimes(rank, *times, now);
+    return;
+  } else if (const auto* restored = std::get_if<RestoredMessage>(&body)) {
+    if (aborted_ || ended()) return;
+    incident_.restored = *restored;
+    AddEvent(now, "restored",
+             absl::StrCat("goes on after iteration ", restored->iteration, ", from ",
+                          restored->source, restored->text.empty() ? "" : ": ", restored->text),
+             rank);
   } else if (const auto* event = std::get_if<EventMessage>(&body)) {
     AddEvent(now, event->kind, event->text, rank);
   } else if (const auto* done = std::get_if<DoneMessage>(&body)) {
@@ -132,32 +170,22 @@ void JobMachine::OnPhase(int rank, const PhaseMessage& phase, absl::Time now) {
   Place(rank, name, StageOfPhase(name));
   slot.phase_detail = phase.detail.substr(0, kMaxPhaseDetail);
   if (!IsActive(state_)) return;
-  if (state_ == JobState::kForming && num_early() == 0) SetState(JobState::kRunning, now);
+  if (aborted_) return;
+  NoteParts(now);
+  if (slot.stage == RankStage::kYielded) NoteYielded(now);
+  if (IsForming() && num_early() == 0) SetState(TrainingState(), now);
   // Before all have joined in, what the ranks do that wait for those behind brings nothing forward.
   const bool all_work = clock_.phase().has_value() && *clock_.phase() >= WaitPhase::kStep;
   if (progress && (all_work || before == clock_.phase())) NoteProgress(now);
   UpdateWait(now);
-  if (state_ == JobState::kForming || !IsTrainingPhase(ranks_[0].phase)) return;
+  if (IsForming() || !IsTrainingPhase(ranks_[0].phase)) return;
   if (ranks_[0].phase == "evaluating") {
     SetState(JobState::kEvaluating, now);
   } else if (ranks_[0].phase == "saving") {
     SetState(JobState::kCheckpointing, now);
   } else {
-    SetState(JobState::kRunning, now);
+    SetState(TrainingState(), now);
   }
-}
-
-void JobMachine::OnStep(int rank, const StepMessage& step, absl::Time now) {
-  StepMessage record = step;
-  record.epoch = epoch_;
-  history_.AddStep(epoch_, record, now);
-  iteration_ = step.iteration;
-  consumed_samples_ = step.consumed_samples;
-  flops_so_far_ = step.num_floating_point_operations_so_far;
-  directives_.Applied(step.applied_directive);
-  std::optional<absl::Duration> measured;
-  if (step.elapsed_ms > 0) measured = absl::Milliseconds(step.elapsed_ms);
-  OnCommitted(step.iteration, measured, now);
 }
 
 void JobMachine::OnDone(int rank, const DoneMessage& done, absl::Time now, JobEffects* effects) {
@@ -174,15 +202,24 @@ void JobMachine::OnDone(int rank, const DoneMessage& done, absl::Time now, JobEf
 void JobMachine::OnFailed(int rank, const FailedMessage& failed, absl::Time now,
                           JobEffects* effects) {
   RankChanged(rank);
+  const RankStage stage = ranks_[rank].stage;
   const std::string circumstances = Circumstances(rank);
   Place(rank, "failed", RankStage::kGone);
   UpdateWait(now);
   ranks_[rank].failed_in_collective = failed.collective;
   AddEvent(now, "rank_failed", failed.reason, rank);
   if (!IsActive(state_)) return;
-  FailureCause cause = CauseAt(rank, absl::StrCat(failed.reason, circumstances), now);
+  const FailureKind kind = KindOfFailed(failed);
+  NoteKind(kind, failed.reason, rank, now);
+  FailureCause cause =
+      CauseAt(rank, absl::StrCat(KindPrefix(kind), failed.reason, circumstances), now);
+  cause.kind = FailureKindName(kind);
   cause.symptom = failed.collective;
+  cause.by_trainer = !failed.collective;
+  // What a model, a plugin or a file is wrong with at the first start is wrong every time.
+  cause.hopeless = !failed.collective && !HasTrained() && stage < RankStage::kStep;
   OnFailure(std::move(cause), now, effects);
+  if (!failed.collective) CondemnRank(rank, failed.reason, now, effects);
 }
 
 void JobMachine::OnExited(int rank, const ExitedReport& exited, absl::Time now,
@@ -197,46 +234,50 @@ void JobMachine::OnExited(int rank, const ExitedReport& exited, absl::Time now,
   const std::string how = HowItExited(exited);
   const bool clean = slot.done.has_value() && exited.exit_code == 0;
   if (!clean) AddEvent(now, "trainer_exited", absl::StrCat("the trainer ", how), rank);
-  effects->emplace_back(ReleaseRank{rank});
+  // A job that recovers keeps the worker for another process.
+  if (ended() || slot.done.has_value()) Release(&slot, epoch_, rank, effects);
   if (!IsActive(state_) || slot.done.has_value()) return;
-  FailureCause cause =
-      CauseAt(rank,
-              absl::StrCat("the trainer ", how, exited.exit_code == 0 ? " before it was done" : "",
-                           circumstances, LastLine(exited.last_log_lines)),
-              now);
+  if (slot.condemned) {  // as it was told to; why is known
+    Changed();
+    return;
+  }
+  const FailureKind kind = KindOfExit(exited, "");
+  NoteKind(kind, absl::StrCat("the trainer ", how, LastLine(exited.last_log_lines)), rank, now);
+  FailureCause cause = CauseAt(rank,
+                               absl::StrCat(KindPrefix(kind), "the trainer ", how,
+                                            exited.exit_code == 0 ? " before it was done" : "",
+                                            circumstances, LastLine(exited.last_log_lines)),
+                               now);
+  cause.kind = FailureKindName(kind);
   cause.exit_code = exited.exit_code;
   cause.signal = exited.signal;
   if (!exited.last_log_lines.empty()) cause.last_log_lines = exited.last_log_lines;
   // A trainer that leaves on its own after a failed collective shows the same symptom again.
   cause.symptom = slot.failed_in_collective && !exited.signal.has_value();
+  cause.by_trainer = !cause.symptom && EndedByItself(exited);
+  cause.hopeless = !HasTrained() && !exited.launch_error.empty() && !IsOfItsAgent(exited);
   OnFailure(std::move(cause), now, effects);
 }
 
 void JobMachine::OnWorkerLost(int rank, const std::string& reason, absl::Time now,
                               JobEffects* effects) {
   RankSlot& slot = ranks_[rank];
-  if (slot.trainer != RankSlot::Trainer::kLaunched) return;
+  if (!slot.held) return;
   const std::string text =
       absl::StrCat("worker ", slot.worker, " was lost: ", reason, Circumstances(rank));
+  if (slot.trainer == RankSlot::Trainer::kLaunched) --num_launched_;
   slot.trainer = RankSlot::Trainer::kExited;
-  --num_launched_;
+  slot.lost = true;
   Place(rank, "lost", RankStage::kGone);
   UpdateWait(now);
   RankChanged(rank);
   AddEvent(now, "worker_lost", text, rank);
-  effects->emplace_back(ReleaseRank{rank});
+  Release(&slot, epoch_, rank, effects);
   if (IsActive(state_) && !slot.done.has_value()) {
-    OnFailure(CauseAt(rank, text, now), now, effects);
+    FailureCause cause = CauseAt(rank, text, now);
+    cause.kind = FailureKindName(FailureKind::kAgentLost);
+    OnFailure(std::move(cause), now, effects);
   }
-  Changed();
-}
-
-void JobMachine::OnSpareLost(const std::string& worker, absl::Time now) {
-  const auto found = std::find(spares_.begin(), spares_.end(), worker);
-  if (found == spares_.end()) return;
-  spares_.erase(found);
-  unsaved_.epoch = true;
-  AddEvent(now, "spare_lost", absl::StrCat("spare worker ", worker, " was lost"));
   Changed();
 }
 

@@ -5,6 +5,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
+#include "common/recovery/elastic_size.h"
 #include "coordinator/core/job_fields.h"
 #include "coordinator/core/job_machine.h"
 
@@ -25,7 +26,8 @@ JobMachine::JobMachine(Restored, Identity identity, JobSpec spec, int64_t train_
       options_(options),
       submitted_at_(submitted_at),
       history_(static_cast<int>(spec_.resources.world_size), options.history),
-      clock_(options.phases) {}
+      budget_(BudgetOptionsOf(spec_)),
+      clock_(PhasesOf(options.phases, spec_)) {}
 
 absl::StatusOr<std::unique_ptr<JobMachine>> JobMachine::Restore(const JobRecords& records,
                                                                 const JobOptions& options,
@@ -54,7 +56,14 @@ absl::StatusOr<std::unique_ptr<JobMachine>> JobMachine::Restore(const JobRecords
   RETURN_IF_ERROR(job->RestoreDirectives(records));
   RETURN_IF_ERROR(job->RestoreLedger(records));
   RETURN_IF_ERROR(job->CheckRestored(base));
-  // What is not saved follows from what is.
+  // What is not saved follows from what is; a journal may be from before there were recoveries.
+  if (job->data_parallel_size_ == 0 && !job->ranks_.empty()) {
+    job->data_parallel_size_ =
+        static_cast<int64_t>(job->ranks_.size()) / RanksOfReplica(job->spec_);
+  }
+  if (job->aborted_ && job->cause_.has_value() && job->cause_->symptom) {
+    job->seeking_cause_ = job->incident_.open = true;
+  }
   job->RecountRanks();
   if (!job->history_.steps().empty() && IsActive(job->state_)) {
     const StepRecord& newest = job->history_.steps().newest().value;
@@ -82,13 +91,24 @@ absl::Status JobMachine::RestoreState(const JobRecords& records) {
   state.Check(epoch_ >= 0 && epoch_ < kTooLarge, "epoch", "must be 0 or more, and not that large");
   state.Check(iteration_ >= 0, "iteration", "must be 0 or more");
   state.Check(state_ != JobState::kSubmitted, "state", "must be a state in which a job can wait");
-  std::vector<double> samples;
+  std::vector<double> samples, step_lengths;
   state("phase_samples", samples);
+  state("step_lengths", step_lengths);
+  state.Check(clock_.limits().RestoreSteps(step_lengths), "step_lengths",
+              "must be pairs of a bucket and a count");
   RETURN_IF_ERROR(state.status());
+  RETURN_IF_ERROR(RestoreRecovery(absl::StrCat(base, "/state"), *records.state));
   RETURN_IF_ERROR(RestoreSamples(samples, absl::StrCat(base, "/state")));
   if (records.epoch != nullptr) {
     JsonReader epoch(absl::StrCat(base, "/epoch"), *records.epoch);
     VisitEpoch(epoch, *this);
+    RestoreOldSpares(epoch);
+    for (const ExtraSlot& extra : extras_) {
+      epoch.Check(!extra.slot.worker.empty(), "extras", "must each have a worker");
+      epoch.Check(extra.epoch >= 1 && extra.epoch <= epoch_, "extras",
+                  "must be of an epoch so far");
+      epoch.Check(extra.rank >= -1, "extras", "must have rank -1 or more");
+    }
     RETURN_IF_ERROR(epoch.status());
   }
   if (records.cause != nullptr) {
@@ -97,6 +117,38 @@ absl::Status JobMachine::RestoreState(const JobRecords& records) {
     RETURN_IF_ERROR(cause.status());
   }
   return absl::OkStatus();
+}
+
+absl::Status JobMachine::RestoreRecovery(const std::string& where, const std::string& value) {
+  JsonReader state(where, value);
+  std::optional<Incident> incident;
+  std::optional<RecoveryTotals> totals;
+  std::optional<SavedBudget> budget;
+  state.Nested("incident", incident, [](auto& v, auto& m) { VisitIncident(v, m); });
+  state.Nested("totals", totals, [](auto& v, auto& m) { VisitTotals(v, m); });
+  state.Nested("budget", budget, [](auto& v, auto& m) { VisitBudget(v, m); });
+  RETURN_IF_ERROR(state.status());
+  if (incident.has_value()) incident_ = *std::move(incident);
+  if (totals.has_value()) totals_ = *std::move(totals);
+  if (!budget.has_value()) return absl::OkStatus();
+  RestartBudget::State saved{.failed_step = budget->failed_step,
+                             .step_failures = budget->step_failures,
+                             .trainer_failures = budget->trainer_failures,
+                             .incident = budget->incident};
+  for (const double seconds : budget->restarts) {
+    saved.restarts.push_back(absl::UnixEpoch() + absl::Seconds(seconds));
+  }
+  budget_.Restore(saved);
+  return absl::OkStatus();
+}
+
+// Of a journal from before spares had trainers: names of workers.
+void JobMachine::RestoreOldSpares(JsonReader& epoch) {
+  std::vector<std::string> spares;
+  epoch("spares", spares);
+  for (const std::string& worker : spares) {
+    extras_.push_back({.epoch = epoch_, .slot = {.worker = worker, .held = true}});
+  }
 }
 
 absl::Status JobMachine::RestoreSamples(const std::vector<double>& numbers,
@@ -129,8 +181,8 @@ absl::Status JobMachine::RestoreRanks(const JobRecords& records) {
     if (rank != static_cast<int64_t>(ranks_.size())) {
       return Bad(absl::StrCat(base, ranks_.size()), "is missing, and a higher rank is there");
     }
-    if (rank >= world_size()) {
-      return Bad(where, absl::StrCat("the job has ", world_size(), " ranks"));
+    if (rank >= spec_.resources.world_size) {
+      return Bad(where, absl::StrCat("the job has ", spec_.resources.world_size, " ranks"));
     }
     RankSlot slot;
     JsonReader reader(where, *value);
@@ -139,6 +191,7 @@ absl::Status JobMachine::RestoreRanks(const JobRecords& records) {
     reader.Check(slot.trainer != RankSlot::Trainer::kNone, "trainer",
                  "must be \"launched\" or \"exited\"");
     RETURN_IF_ERROR(reader.status());
+    slot.held = slot.held || slot.trainer == RankSlot::Trainer::kLaunched;
     ranks_.push_back(std::move(slot));
   }
   return absl::OkStatus();
@@ -222,9 +275,13 @@ absl::Status JobMachine::RestoreLedger(const JobRecords& records) {
 absl::Status JobMachine::CheckRestored(const std::string& base) const {
   const std::string state = absl::StrCat(base, "/state");
   const char* name = JobStateName(state_);
-  if (IsActive(state_) && static_cast<int>(ranks_.size()) != world_size()) {
-    return Bad(state, absl::StrCat("is ", name, " with ", ranks_.size(), " of ", world_size(),
-                                   " rank records"));
+  const int64_t replica = RanksOfReplica(spec_);
+  const int64_t of_spec = spec_.resources.world_size;
+  // Of an epoch before there were elastic jobs.
+  const int64_t wanted = data_parallel_size_ > 0 ? data_parallel_size_ * replica : of_spec;
+  if (IsActive(state_) && static_cast<int64_t>(ranks_.size()) != wanted) {
+    return Bad(state,
+               absl::StrCat("is ", name, " with ", ranks_.size(), " of ", wanted, " rank records"));
   }
   if ((epoch_ > 0) == ranks_.empty()) {
     return Bad(state, absl::StrCat("epoch=", epoch_, " with ", ranks_.size(), " rank records"));
@@ -235,7 +292,10 @@ absl::Status JobMachine::CheckRestored(const std::string& base) const {
   if (state_ == JobState::kFailed && !cause_.has_value()) {
     return Bad(absl::StrCat(base, "/cause"), "is missing, and the job is FAILED");
   }
-  if (cause_.has_value() && cause_->symptom && IsActive(state_) && !aborted_) {
+  if (state_ == JobState::kRecovering && !cause_.has_value()) {
+    return Bad(absl::StrCat(base, "/cause"), "is missing, and the job is RECOVERING");
+  }
+  if (cause_.has_value() && cause_->symptom && IsActive(state_) && !aborted_ && !incident_.open) {
     return Bad(absl::StrCat(base, "/epoch"), "is not aborted, and a symptom of a failure is there");
   }
   if (ended() && state_ != JobState::kCompleted && reason_.empty()) {
@@ -255,7 +315,11 @@ void JobMachine::StartLimits(absl::Time now) {
   }
   if (!IsActive(state_)) return;
   clock_.Restart(now);
-  if (cause_.has_value() && cause_->symptom) symptom_deadline_ = now + options_.symptom_window;
+  if (seeking_cause_) symptom_deadline_ = now + options_.symptom_window;
+  // Whoever was away has had its time already.
+  if (workers_deadline_.has_value()) workers_deadline_ = std::max(*workers_deadline_, now);
+  if (exit_deadline_.has_value()) exit_deadline_ = now + options_.exit_limit;
+  if (change_.has_value()) change_->deadline = now + options_.yield_limit;
   if (!cancel_deadline_.has_value()) return;
   // The clock may have been set while nobody looked, and what has happened meanwhile is on its way.
   cancel_deadline_ = std::clamp(*cancel_deadline_, now + options_.symptom_window,

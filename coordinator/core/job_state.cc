@@ -51,6 +51,7 @@ RankStage StageOfPhase(const std::string& phase) {
   if (phase == "training") return RankStage::kStep;
   if (phase == "evaluating") return RankStage::kEvaluation;
   if (phase == "saving") return RankStage::kSave;
+  if (phase == "yielded") return RankStage::kYielded;
   return RankStage::kLoad;
 }
 
@@ -68,6 +69,7 @@ std::optional<WaitPhase> WaitPhaseOf(RankStage stage) {
       return WaitPhase::kEvaluation;
     case RankStage::kSave:
       return WaitPhase::kSave;
+    case RankStage::kYielded:
     case RankStage::kDone:
     case RankStage::kGone:
       return std::nullopt;

@@ -30,9 +30,9 @@ bool IsActive(JobState state);  // it has trainers: neither waiting nor ended
 bool IsTrainingPhase(const std::string& phase);
 
 // How far a rank has come. The first six are the phases of common waits, in the order in which a
-// trainer goes through them.
-enum class RankStage { kStart, kForming, kLoad, kStep, kEvaluation, kSave, kDone, kGone };
-inline constexpr int kNumRankStages = 8;
+// trainer goes through them. kYielded: it has stopped at a step's boundary for a planned change.
+enum class RankStage { kStart, kForming, kLoad, kStep, kEvaluation, kSave, kYielded, kDone, kGone };
+inline constexpr int kNumRankStages = 9;
 // Of a phase as a trainer names it. A name that is not known here is one of preparing itself.
 RankStage StageOfPhase(const std::string& phase);
 // The wait that a rank of this stage is in; nullopt: it waits for nothing.

@@ -120,23 +120,6 @@ absl::StatusOr<bool> Membership::AcceptBatch(StreamId stream, int64_t sequence, 
   return true;
 }
 
-absl::Status Membership::Drain(const std::string& worker, bool undo) {
-  const auto found = workers_.find(worker);
-  if (found == workers_.end()) {
-    return absl::NotFoundError(absl::StrCat("worker \"", worker, "\" is not known"));
-  }
-  found->second.draining = !undo;
-  Recount(&found->second);
-  ++generation_;
-  if (undo) {
-    drained_.erase(worker);
-  } else {
-    drained_.insert(worker);
-  }
-  unsaved_drained_.insert(worker);
-  return absl::OkStatus();
-}
-
 // ---- assignments
 
 void Membership::Assign(const AssignmentRef& assignment) {
@@ -234,7 +217,7 @@ void Membership::SignOfLife(Agent* agent, absl::Time now) {
   agent->closed_at.reset();
   NotAwaited(agent);
   SetState(agent, AgentState::kAlive, "");
-  LookAt(agent, now + 2 * interval_of(*agent));
+  LookAt(agent, now + suspect_after(*agent));
 }
 
 void Membership::SetState(Agent* agent, AgentState state, std::string reason) {
@@ -242,6 +225,10 @@ void Membership::SetState(Agent* agent, AgentState state, std::string reason) {
   if (agent->state == state) return;
   const bool was_live = agent->state != AgentState::kLost;
   agent->state = state;
+  if (state == AgentState::kSuspect || (state == AgentState::kAlive && agent->told_suspect)) {
+    agent->told_suspect = state == AgentState::kSuspect;
+    news_.push_back({agent->incarnation, state == AgentState::kAlive, agent->reason});
+  }
   ++generation_;
   if (was_live && state == AgentState::kLost) {
     num_live_workers_ -= static_cast<int>(agent->workers.size());
@@ -255,8 +242,12 @@ void Membership::Recount(Worker* worker) {
   Worker::Use use = Worker::Use::kUnheard;
   if (state == AgentState::kLost) {
     use = Worker::Use::kAway;
-  } else if (worker->draining) {
+  } else if (!worker->hold.quarantined.empty()) {
+    use = Worker::Use::kQuarantined;
+  } else if (worker->hold.draining) {
     use = Worker::Use::kDraining;
+  } else if (worker->hold.cordoned) {
+    use = Worker::Use::kCordoned;
   } else if (state == AgentState::kAlive) {
     use = worker->assignment.has_value() ? Worker::Use::kBusy : Worker::Use::kIdle;
   }
@@ -278,6 +269,12 @@ void Membership::Count(const Worker& worker, int by) {
       return;
     case Worker::Use::kDraining:
       supply.num_draining += by;
+      return;
+    case Worker::Use::kCordoned:
+      supply.num_cordoned += by;
+      return;
+    case Worker::Use::kQuarantined:
+      supply.num_quarantined += by;
       return;
     case Worker::Use::kUnheard:
       supply.num_unheard += by;

@@ -10,13 +10,17 @@
 //   1 its names and devices are free, or belong to lost agents, or to agents of the same node whose
 //     stream broke: that process was started again, and its former life is lost now.
 //   2 the agent's stream says its incarnation.
-//   3 the stream broke, or no heartbeat came for two intervals.
+//   3 the stream broke, or no heartbeat came for so long that the timeout is near: at least two
+//     intervals, and by default 1.3 s of 1.5 s. People and jobs are told; nothing is done yet.
 //   4 a heartbeat came, or a stream opened.
 //   5 no sign of life for too long: JOINING for join_timeout, SUSPECT as silence.h decides. Final
 //     for this incarnation: what it says later is refused with ABORTED, and its process comes back
 //     under a new one.
 //   6 the coordinator was restarted: the agent has readoption_limit to open its stream.
 //   An agent that says goodbye is forgotten at once.
+//
+// Apart from that a worker may be held back from new ranks (membership_hold.cc), which outlives
+// its agent: cordoned and drained by a person, quarantined with the evidence against its device.
 //
 // Invariants: a stream belongs to at most one agent; a name and a (node, cuda device) to at most
 // one agent that is not lost; a worker's agent exists.
@@ -71,6 +75,7 @@ struct Agent {
   std::optional<absl::Time> closed_at;          // its stream ended then, while it was fresh
   std::optional<absl::Time> awaited_until;      // restored, and not heard of since
   bool resumes_reports = false;                 // restored: see AcceptBatch
+  bool told_suspect = false;                    // in AgentNews, and not yet that it is alive again
   absl::Time look_at = absl::InfiniteFuture();  // when Tick looks at it again
   int64_t order = 0;                            // of registration
   struct Held {
@@ -84,14 +89,26 @@ struct Agent {
   }
 };
 
+// Why a worker gets no new ranks.
+struct WorkerHold {
+  bool cordoned = false;    // it goes on with what it does
+  bool draining = false;    // and what it does is moved elsewhere
+  std::string quarantined;  // the evidence against its device; empty: it is not
+  bool must_move() const { return draining || !quarantined.empty(); }
+  bool any() const { return cordoned || draining || !quarantined.empty(); }
+  // "quarantined: copy bandwidth ...", "draining", "cordoned"; empty: none.
+  std::string Text() const;
+  bool operator==(const WorkerHold&) const = default;
+};
+
 struct Worker {
   WorkerInfo info;
   std::string incarnation;  // of its agent
-  bool draining = false;
+  WorkerHold hold;
   std::optional<AssignmentRef> assignment;
   std::string phase;  // last one of its trainer
   // As what it is counted in the supply. kAway: of a lost agent.
-  enum class Use { kAway, kIdle, kBusy, kDraining, kUnheard };
+  enum class Use { kAway, kIdle, kBusy, kDraining, kCordoned, kQuarantined, kUnheard };
   Use use = Use::kAway;
 };
 
@@ -99,6 +116,13 @@ struct LostAgent {
   std::string incarnation, reason;
   StreamId stream = 0;  // to be ended; 0: none
   std::vector<AssignmentRef> assignments;
+};
+
+// An agent of which a sign of life is missing, or that is heard again after that.
+struct AgentNews {
+  std::string incarnation;
+  bool alive = false;
+  std::string reason;
 };
 
 struct MembershipOptions {
@@ -148,14 +172,16 @@ class Membership {
   // Moves along arrows 3 and 5; returns the agents that are lost now. Time in which Tick itself was
   // not called (this process stood still, or the clock was set) counts for nobody.
   std::vector<LostAgent> Tick(absl::Time now, const JobSilenceOf& job_silence = nullptr);
+  // What has happened to agents since the last call.
+  std::vector<AgentNews> TakeNews() { return std::exchange(news_, {}); }
   // How long this process stood still before the last Tick, less when the clock was set back; 0:
   // not.
   absl::Duration stood_still() const { return stood_still_; }
 
   // ---- durability (membership_durable.cc): records "agent/<hex of incarnation>", ".../reports"
-  // and "drained/<worker>".
+  // and, of a worker's hold, "drained/<worker>", "cordoned/<worker>", "quarantined/<worker>".
   bool unsaved() const {
-    return !unsaved_agents_.empty() || !unsaved_reports_.empty() || !unsaved_drained_.empty();
+    return !unsaved_agents_.empty() || !unsaved_reports_.empty() || !unsaved_holds_.empty();
   }
   void TakeChanges(DurableChanges* changes);
   void SaveAll(DurableChanges* changes) const;
@@ -169,7 +195,17 @@ class Membership {
   // Restored agents that have not been heard of since.
   int num_awaited() const { return num_awaited_; }
 
-  absl::Status Drain(const std::string& worker, bool undo);
+  // ---- holding back workers (membership_hold.cc). `name`: a worker, or a node and all its
+  // workers. NOT_FOUND.
+  absl::StatusOr<std::vector<std::string>> WorkersNamed(const std::string& name) const;
+  absl::Status Drain(const std::string& name, bool undo);
+  absl::Status Cordon(const std::string& name);
+  // Lifts whatever holds them back: a cordon, a drain, a quarantine.
+  absl::Status Uncordon(const std::string& name);
+  // `evidence` is not empty. False: it is quarantined already, or unknown.
+  bool Quarantine(const std::string& worker, const std::string& evidence);
+  WorkerHold HoldOf(const std::string& worker) const;
+
   void Assign(const AssignmentRef& assignment);
   // Idle again, if it still runs just this.
   void Release(const AssignmentRef& assignment);
@@ -181,9 +217,9 @@ class Membership {
   const Worker* FindWorker(const std::string& name) const;
   const std::map<std::string, Agent>& agents() const { return agents_; }
   const std::map<std::string, Worker>& workers() const { return workers_; }
-  // Changes with everything that admission depends on: agents' states, assignments, draining.
+  // Changes with everything that admission depends on: agents' states, assignments, holds.
   int64_t generation() const { return generation_; }
-  // Alive, not draining, without an assignment.
+  // Alive, not held back, without an assignment.
   bool IsIdle(const Worker& worker) const { return worker.use == Worker::Use::kIdle; }
   const std::map<DeviceKind, WorkerSupply>& supply() const { return supply_; }
   int64_t num_lost_batches() const { return num_lost_batches_; }  // gaps after a restore
@@ -194,6 +230,7 @@ class Membership {
  private:
   absl::Duration interval_of(const Agent& agent) const;
   absl::Duration timeout_of(const Agent& agent) const;
+  absl::Duration suspect_after(const Agent& agent) const;
   absl::Status Validate(const RegisterAgent& request) const;
   // Agents that stand in the way of this registration; ALREADY_EXISTS when one of them is
   // connected.
@@ -223,6 +260,9 @@ class Membership {
   void Shift(absl::Duration by);
   void SaveAgent(const std::string& incarnation, DurableChanges* changes) const;
   void SaveReports(const std::string& incarnation, DurableChanges* changes) const;
+  void SetHold(const std::string& worker, const WorkerHold& hold);
+  void SaveHold(const std::string& key, DurableChanges* changes) const;
+  absl::Status RestoreHold(const std::string& key, const std::string& value);
   absl::Status RestoreAgent(const std::string& key, const std::string& incarnation,
                             const std::string& value, absl::Time now);
   static std::string DeviceKey(const std::string& node, const WorkerInfo& info);
@@ -240,8 +280,9 @@ class Membership {
   int num_awaited_ = 0;
   int64_t num_lost_batches_ = 0;
   std::set<std::string> unsaved_agents_, unsaved_reports_;  // incarnations
-  std::set<std::string> unsaved_drained_;                   // workers
-  std::set<std::string> drained_;                           // names; outlive a registration
+  std::set<std::string> unsaved_holds_;                     // keys of records
+  std::map<std::string, WorkerHold> holds_;                 // by name; outlive a registration
+  std::vector<AgentNews> news_;
   int stretch_ = 1;
   int64_t generation_ = 0;
   absl::Time last_tick_ = absl::InfinitePast();

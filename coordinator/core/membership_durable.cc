@@ -84,14 +84,10 @@ void Membership::SaveReports(const std::string& incarnation, DurableChanges* cha
 void Membership::TakeChanges(DurableChanges* changes) {
   for (const std::string& incarnation : unsaved_agents_) SaveAgent(incarnation, changes);
   for (const std::string& incarnation : unsaved_reports_) SaveReports(incarnation, changes);
-  for (const std::string& worker : unsaved_drained_) {
-    DurableRecord record{absl::StrCat("drained/", worker), std::nullopt};
-    if (drained_.contains(worker)) record.value = "{}";
-    changes->records.push_back(std::move(record));
-  }
+  for (const std::string& key : unsaved_holds_) SaveHold(key, changes);
   unsaved_agents_.clear();
   unsaved_reports_.clear();
-  unsaved_drained_.clear();
+  unsaved_holds_.clear();
 }
 
 void Membership::SaveAll(DurableChanges* changes) const {
@@ -99,25 +95,18 @@ void Membership::SaveAll(DurableChanges* changes) const {
     SaveAgent(incarnation, changes);
     if (agent.reports_through > 0) SaveReports(incarnation, changes);
   }
-  for (const std::string& worker : drained_) {
-    changes->records.push_back({absl::StrCat("drained/", worker), "{}"});
+  for (const auto& [worker, hold] : holds_) {
+    if (hold.draining) SaveHold(absl::StrCat("drained/", worker), changes);
+    if (hold.cordoned) SaveHold(absl::StrCat("cordoned/", worker), changes);
+    if (!hold.quarantined.empty()) SaveHold(absl::StrCat("quarantined/", worker), changes);
   }
 }
 
-// "agent/x/reports" comes after "agent/x" and "drained/w" after all agents: keys are sorted.
+// "agent/x/reports" comes after "agent/x", and holds after all agents: keys are sorted.
 absl::Status Membership::RestoreRecord(const std::string& key, const std::string& value,
                                        absl::Time now) {
   absl::string_view rest = key;
-  if (absl::ConsumePrefix(&rest, "drained/")) {
-    RETURN_IF_ERROR(JsonReader(key, value).status());
-    const std::string name(rest);
-    drained_.insert(name);
-    if (const auto worker = workers_.find(name); worker != workers_.end()) {
-      worker->second.draining = true;
-      Recount(&worker->second);
-    }
-    return absl::OkStatus();
-  }
+  if (!absl::StartsWith(rest, "agent/")) return RestoreHold(key, value);
   absl::ConsumePrefix(&rest, "agent/");
   const bool reports = absl::ConsumeSuffix(&rest, "/reports");
   std::string incarnation;

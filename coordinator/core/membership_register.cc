@@ -181,8 +181,10 @@ void Membership::Insert(const RegisterAgent& request, absl::Time now, AgentState
            .order = next_order_++};
   for (const WorkerInfo& info : request.workers) {
     agent.workers.push_back(info.name);
-    workers_[info.name] = {
-        .info = info, .incarnation = request.incarnation, .draining = drained_.contains(info.name)};
+    const auto hold = holds_.find(info.name);
+    workers_[info.name] = {.info = info,
+                           .incarnation = request.incarnation,
+                           .hold = hold == holds_.end() ? WorkerHold{} : hold->second};
     const std::string device = DeviceKey(request.node, info);
     if (!device.empty()) devices_[device].insert(info.name);
   }

@@ -15,6 +15,12 @@ absl::Duration Membership::timeout_of(const Agent& agent) const {
   return options_.heartbeat_timeout * std::max(stretch_, agent.stretch);
 }
 
+// So near to the timeout that a heartbeat which is only late has come, yet before it.
+absl::Duration Membership::suspect_after(const Agent& agent) const {
+  const absl::Duration interval = interval_of(agent);
+  return std::max(2 * interval, timeout_of(agent) - 0.4 * interval);
+}
+
 void Membership::LookAt(Agent* agent, absl::Time when) {
   if (when == agent->look_at) return;
   looks_.erase({agent->look_at, agent->order});
@@ -54,9 +60,9 @@ Membership::Look Membership::LookNow(Agent* agent, absl::Time now,
   if (agent->awaited_until.has_value() && now <= *agent->awaited_until) {
     return {*agent->awaited_until, {}};
   }
-  const absl::Duration suspect_after = 2 * interval_of(*agent);
-  if (quiet <= suspect_after && agent->state == AgentState::kAlive) {
-    return {agent->last_sign + suspect_after, {}};
+  const absl::Duration suspicious = suspect_after(*agent);
+  if (quiet <= suspicious && agent->state == AgentState::kAlive) {
+    return {agent->last_sign + suspicious, {}};
   }
   if (agent->state == AgentState::kAlive) {
     SetState(agent, AgentState::kSuspect,

@@ -15,6 +15,15 @@ JobHistory::JobHistory(int world_size, const HistoryLimits& limits)
       events_(limits.max_events),
       lines_per_rank_(std::max<size_t>(50, limits.max_log_lines / std::max(1, world_size))) {}
 
+const StepRecord* JobHistory::FindStep(int64_t iteration) const {
+  const auto& entries = steps_.entries();  // iterations rise
+  const auto found = std::lower_bound(
+      entries.begin(), entries.end(), iteration,
+      [](const auto& entry, int64_t wanted) { return entry.value.step.iteration < wanted; });
+  const bool there = found != entries.end() && found->value.step.iteration == iteration;
+  return there ? &found->value : nullptr;
+}
+
 void JobHistory::AddStep(int64_t epoch, const StepMessage& step, absl::Time now) {
   RestoreStep(steps_.next(), {epoch, now, step});
 }

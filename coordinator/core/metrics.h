@@ -48,6 +48,8 @@ class JobHistory {
  public:
   JobHistory(int world_size, const HistoryLimits& limits);
 
+  // nullptr: it is not among those that are held.
+  const StepRecord* FindStep(int64_t iteration) const;
   void AddStep(int64_t epoch, const StepMessage& step, absl::Time now);
   // The same iteration and split again: the last values count, under a new index.
   void AddEvaluation(const EvaluationMessage& evaluation);

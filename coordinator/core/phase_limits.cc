@@ -5,6 +5,16 @@
 #include "absl/strings/str_cat.h"
 
 namespace muster {
+namespace {
+
+std::string Text(absl::Duration duration) {
+  const absl::Duration unit =
+      duration < absl::Seconds(10) ? absl::Milliseconds(100) : absl::Seconds(1);
+  return absl::FormatDuration(
+      absl::Trunc(duration, duration < absl::Seconds(1) ? absl::Milliseconds(1) : unit));
+}
+
+}  // namespace
 
 const char* WaitPhaseName(WaitPhase phase) {
   switch (phase) {
@@ -48,28 +58,39 @@ void PhaseLimitOptions::CapAll(absl::Duration cap) {
   }
 }
 
+void PhaseLimitOptions::CapStep(absl::Duration cap) {
+  step.cap = std::min(step.cap, cap);
+  step.floor = std::min(step.floor, step.cap);
+}
+
 void PhaseLimits::Observe(WaitPhase phase, absl::Duration length) {
   PhaseSamples& samples = samples_[static_cast<int>(phase)];
   // No wait lasts beyond the cap, so a longer figure is a clock's mistake and teaches nothing more.
   samples.longest = std::clamp(length, samples.longest, std::max(samples.longest, Cap(phase)));
   ++samples.count;
+  if (phase == WaitPhase::kStep) steps_.Add(std::min(length, Cap(phase)));
 }
 
 absl::Duration PhaseLimits::Limit(WaitPhase phase) const {
   const PhaseBounds& bounds = options_.Of(phase);
   const PhaseSamples& samples = Samples(phase);
   if (samples.count == 0) return bounds.cap;
-  const absl::Duration learned = options_.factor * samples.longest + options_.margin;
+  // A coordinator of before that knew no percentile has left the longest.
+  const bool steps = phase == WaitPhase::kStep && steps_.count() > 0;
+  const absl::Duration learned = steps ? options_.factor * StepP99() + options_.step_margin
+                                       : options_.factor * samples.longest + options_.margin;
   return std::min(std::max(learned, bounds.floor), bounds.cap);
 }
 
 std::string PhaseLimits::Describe(WaitPhase phase) const {
   const PhaseSamples& samples = Samples(phase);
-  const std::string limit =
-      absl::StrCat("limit ", absl::FormatDuration(absl::Trunc(Limit(phase), absl::Seconds(1))));
+  const std::string limit = absl::StrCat("limit ", Text(Limit(phase)));
   if (samples.count == 0) return absl::StrCat(limit, ", none seen before");
-  return absl::StrCat(limit, ", learned from ", samples.count, " waits of ",
-                      absl::FormatDuration(absl::Trunc(samples.longest, absl::Milliseconds(100))),
+  if (phase == WaitPhase::kStep && steps_.count() > 0) {
+    return absl::StrCat(limit, ", learned from ", samples.count, " steps, 99% of them within ",
+                        Text(StepP99()));
+  }
+  return absl::StrCat(limit, ", learned from ", samples.count, " waits of ", Text(samples.longest),
                       " at most");
 }
 

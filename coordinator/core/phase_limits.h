@@ -3,6 +3,11 @@
 //
 //   limit = clamp(factor * longest wait seen + margin, floor, cap); before any was seen: the cap.
 //
+// Steps are many and alike, and their limit decides when a hang is looked for, so that it follows
+// their 99th percentile instead of their longest, with a margin of its own:
+//
+//   limit of a step = clamp(factor * p99 of the last steps + step_margin, floor, cap)
+//
 // What is over its limit is overdue: people are told who is missing, and it goes on. What is over
 // the cap has failed. Progress inside a phase (another rank came through, a detail changed, a step
 // was committed) starts its limit anew. Pure.
@@ -14,8 +19,10 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/time/time.h"
+#include "coordinator/core/length_histogram.h"
 
 namespace muster {
 
@@ -33,15 +40,17 @@ struct PhaseLimitOptions {
   PhaseBounds start{absl::Seconds(20), absl::Minutes(2)};
   PhaseBounds forming{absl::Seconds(30), absl::Minutes(10)};
   PhaseBounds load{absl::Seconds(60), absl::Minutes(60)};
-  PhaseBounds step{absl::Seconds(10), absl::Minutes(30)};
+  PhaseBounds step{absl::Seconds(1), absl::Minutes(30)};  // cap: recovery.watchdog_timeout_s
   PhaseBounds evaluation{absl::Seconds(60), absl::Minutes(60)};
   PhaseBounds save{absl::Seconds(60), absl::Minutes(60)};
   double factor = 3;
-  absl::Duration margin = absl::Seconds(5);
+  absl::Duration margin = absl::Seconds(5), step_margin = absl::Seconds(1);
 
   const PhaseBounds& Of(WaitPhase phase) const;
   // The same cap for all phases; floors above it come down to it.
   void CapAll(absl::Duration cap);
+  // A lower cap for steps.
+  void CapStep(absl::Duration cap);
 };
 
 // What was seen of one phase. Outlives a restart of the coordinator.
@@ -63,13 +72,18 @@ class PhaseLimits {
   const PhaseSamples& Samples(WaitPhase phase) const { return samples_[static_cast<int>(phase)]; }
 
   const AllPhaseSamples& all_samples() const { return samples_; }
+  const LengthHistogram& steps() const { return steps_; }
+  absl::Duration StepP99() const { return steps_.Quantile(0.99); }
   void Restore(const AllPhaseSamples& samples) { samples_ = samples; }
-  // "limit 1m35s, learned from 120 waits of 30s at most".
+  bool RestoreSteps(const std::vector<double>& numbers) { return steps_.Restore(numbers); }
+  // "limit 1m35s, learned from 120 waits of 30s at most"; of steps "limit 1.9s, learned from 120
+  // steps, 99% of them within 300ms".
   std::string Describe(WaitPhase phase) const;
 
  private:
   const PhaseLimitOptions options_;
   AllPhaseSamples samples_;
+  LengthHistogram steps_;
 };
 
 // The wait in which a job is now, and for how long.

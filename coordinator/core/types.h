@@ -118,8 +118,18 @@ struct RequestDirective {
   std::optional<int64_t> iterations = std::nullopt;  // kTrace, where it must be
 };
 struct DrainWorker {
-  std::string worker;
+  std::string worker;  // or a node: all of its workers
   bool undo = false;
+};
+struct CordonWorker {
+  std::string worker;  // or a node: all of its workers
+  bool undo = false;   // lifts a drain and a quarantine, too
+};
+// The rank moves to another worker at the end of a step.
+struct ReplaceRank {
+  std::string job_id, reason;
+  int rank = 0;
+  std::string worker;  // empty: a spare of the job, or an idle one
 };
 struct SetKey {
   std::string job_id;
@@ -143,8 +153,8 @@ struct StorageState {
   std::string reason;  // "the journal's disk is full: ..."
 };
 using Event = std::variant<RegisterAgent, OpenStream, CloseStream, Heartbeat, LeaveAgent,
-                           ReportBatch, SubmitJob, CancelJob, RequestDirective, DrainWorker, SetKey,
-                           WaitPrefix, CancelWait, StorageState>;
+                           ReportBatch, SubmitJob, CancelJob, RequestDirective, DrainWorker,
+                           CordonWorker, ReplaceRank, SetKey, WaitPrefix, CancelWait, StorageState>;
 
 // ---- messages to agents
 struct WelcomeMessage {
@@ -243,9 +253,12 @@ struct DirectiveReply {
   int64_t epoch = 0;  // of the attempt that it goes to
   int world_size = 0;
 };
+struct ReplaceReply {
+  std::string from, to;  // workers
+};
 struct Outcome {
   absl::Status status;  // of the event; an event that fails changes nothing
-  std::variant<std::monostate, RegisterReply, SubmitReply, DirectiveReply> reply;
+  std::variant<std::monostate, RegisterReply, SubmitReply, DirectiveReply, ReplaceReply> reply;
   std::vector<Action> actions;  // to be carried out in this order
 };
 

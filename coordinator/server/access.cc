@@ -16,6 +16,8 @@ constexpr RpcAccess kTable[] = {
     {.path = "/muster.v1.MembershipService/Register", .agent = true},
     {.path = "/muster.v1.MembershipService/Connect", .agent = true},
     {.path = "/muster.v1.MembershipService/DrainWorker", .user = true},
+    {.path = "/muster.v1.MembershipService/CordonWorker", .user = true},
+    {.path = "/muster.v1.JobService/ReplaceRank", .user = true},
     {.path = "/muster.v1.MembershipService/ListWorkers", .user = true},
     {.path = "/muster.v1.RendezvousService/SetKey", .agent = true},
     {.path = "/muster.v1.RendezvousService/WaitPrefix", .agent = true},

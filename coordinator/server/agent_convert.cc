@@ -267,7 +267,9 @@ v1::WorkerStatus ToProto(const Worker& worker, const Agent& agent, absl::Time no
   proto.set_node(agent.node);
   proto.set_address(agent.address);
   proto.set_state(ToState(agent.state));
-  proto.set_draining(worker.draining);
+  proto.set_draining(worker.hold.draining);
+  proto.set_cordoned(worker.hold.cordoned);
+  proto.set_quarantined(worker.hold.quarantined);
   if (worker.assignment.has_value()) {
     proto.set_job_id(worker.assignment->job_id);
     proto.set_epoch(worker.assignment->epoch);

@@ -1,5 +1,7 @@
 #include "coordinator/server/job_convert.h"
 
+#include <algorithm>
+
 #include "common/base/check.h"
 #include "common/rpc/convert.h"
 #include "common/schedule/eval_schedule.h"
@@ -8,6 +10,8 @@
 
 namespace muster {
 namespace {
+
+constexpr int kMaxHeldBack = 16;
 
 v1::JobState ToState(JobState state) {
   switch (state) {
@@ -48,6 +52,7 @@ v1::FailureCause CauseToProto(const FailureCause& cause, JobDetail detail) {
   if (cause.signal.has_value()) proto.set_signal(*cause.signal);
   proto.set_iteration(cause.iteration);
   proto.set_epoch(cause.epoch);
+  proto.set_kind(cause.kind);
   proto.set_text(cause.text);
   *proto.mutable_time() = ToProto(cause.time);
   if (detail == JobDetail::kFull) {
@@ -95,10 +100,56 @@ void FillLimits(const JobMachine& job, v1::JobStatus* proto) {
     *to->mutable_limit() = ToProto(job.phase_limits().Limit(phase));
     if (samples.count > 0) *to->mutable_longest() = ToProto(samples.longest);
     to->set_samples(samples.count);
+    if (phase == WaitPhase::kStep && samples.count > 0) {
+      *to->mutable_p99() = ToProto(job.phase_limits().StepP99());
+    }
   }
 }
 
+void FillRecovery(const JobMachine& job, v1::JobStatus* proto) {
+  for (const ExtraSlot& extra : job.extras()) {
+    if (extra.role == ExtraSlot::Role::kSpare) proto->add_spares(extra.slot.worker);
+  }
+  for (const auto& [rank, cause] : job.stragglers()) {
+    v1::Straggler* to = proto->add_stragglers();
+    to->set_rank(rank);
+    to->set_worker(job.ranks()[rank].worker);
+    to->set_cause(StragglerCauseName(cause));
+  }
+  const Incident& incident = job.incident();
+  if (job.ended() || (!incident.open && !job.change().has_value())) return;
+  v1::Recovery* to = proto->mutable_recovery();
+  if (!incident.open) {
+    to->set_planned(true);
+    to->set_what(job.change()->reason);
+    to->set_iteration(job.iteration());
+    return;
+  }
+  const bool waits = job.wants_plan();
+  to->set_planned(incident.planned);
+  if (!waits) to->set_kind(incident.kind);
+  to->set_what(waits || incident.what.empty() ? "waits for its plan" : incident.what);
+  *to->mutable_elapsed() =
+      ToProto(std::max(job.seen_at() - incident.failed_at, absl::ZeroDuration()));
+  to->set_iteration(incident.iteration);
+}
+
 }  // namespace
+
+void FillHeldBack(const JobMachine& job, const Membership& members, v1::JobStatus* proto) {
+  const auto supply = members.supply().find(job.kind());
+  if (job.ended() || supply == members.supply().end() || supply->second.num_held() == 0) return;
+  for (const auto& [name, worker] : members.workers()) {
+    if (proto->held_back_size() == kMaxHeldBack) return;
+    const bool of_job = worker.assignment.has_value() && worker.assignment->job_id == job.job_id();
+    const bool tell = worker.info.kind == job.kind() &&
+                      (of_job ? worker.hold.any() : !worker.hold.quarantined.empty());
+    if (!tell) continue;
+    v1::HeldWorker* to = proto->add_held_back();
+    to->set_worker(name);
+    to->set_why(worker.hold.Text());
+  }
+}
 
 v1::JobStatus ToProto(const JobMachine& job, JobDetail detail, const SignsOfLife& signs) {
   v1::JobStatus proto;
@@ -120,6 +171,8 @@ v1::JobStatus ToProto(const JobMachine& job, JobDetail detail, const SignsOfLife
     proto.set_next_evaluation(next.value_or(0));
   }
   proto.set_restarts(job.restarts());
+  proto.set_steps_redone(job.totals().steps_redone);
+  proto.set_recovery_seconds(job.totals().seconds);
   proto.set_exit_code(job.exit_code());
   proto.set_ended(job.ended());
   proto.set_reason(job.reason());
@@ -132,6 +185,7 @@ v1::JobStatus ToProto(const JobMachine& job, JobDetail detail, const SignsOfLife
   proto.set_cancelling(job.cancelling());
   proto.set_progress(job.Progress());
   proto.set_workers_released(job.released());
+  FillRecovery(job, &proto);
   if (detail == JobDetail::kFull) {
     if (const auto wait = job.Wait(signs)) *proto.mutable_wait() = WaitToProto(*wait);
     FillLimits(job, &proto);
@@ -173,10 +227,10 @@ v1::LogLine ToProto(const JobHistory::LogEntry& entry) {
 }
 
 void FillTopology(const JobMachine& job, v1::GetTopologyResponse* response) {
-  const auto topology = RankTopology::Create(TopologyOf(job.spec()));
+  const auto topology = RankTopology::Create(job.topology());
   MUSTER_CHECK(topology.ok());  // checked when the job was submitted
   response->set_world_size(job.world_size());
-  response->set_spec_json(job.identity().spec_json);
+  response->set_spec_json(job.launch_spec_json());
   for (int rank = 0; rank < job.world_size(); ++rank) {
     const RankCoordinates at = topology->Coordinates(rank);
     v1::GetTopologyResponse::Rank* to = response->add_ranks();

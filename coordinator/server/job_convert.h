@@ -2,6 +2,7 @@
 #pragma once
 
 #include "coordinator/core/job_machine.h"
+#include "coordinator/core/membership.h"
 #include "muster/v1/job.pb.h"
 #include "muster/v1/training.pb.h"
 
@@ -14,6 +15,8 @@ v1::JobStatus ToProto(const JobMachine& job, JobDetail detail, const SignsOfLife
 v1::MetricsRecord ToProto(const Ring<StepRecord>::Entry& entry);
 v1::Event ToProto(const Ring<JobEvent>::Entry& entry);
 v1::LogLine ToProto(const JobHistory::LogEntry& entry);
+// Its workers that get no new rank, and all of its kind in quarantine; at most a few.
+void FillHeldBack(const JobMachine& job, const Membership& members, v1::JobStatus* proto);
 void FillTopology(const JobMachine& job, v1::GetTopologyResponse* response);
 
 }  // namespace muster

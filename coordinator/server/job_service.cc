@@ -99,6 +99,7 @@ grpc::ServerUnaryReactor* JobServiceImpl::GetJob(grpc::CallbackServerContext* co
       [known](const JobMachine& job) { return job.version() > known; },
       [known, response](const JobMachine& job, const Coordinator& core) {
         *response->mutable_job() = ToProto(job, JobDetail::kFull, core.Signs());
+        FillHeldBack(job, core.membership(), response->mutable_job());
         if (known == 0) response->set_spec_json(job.identity().spec_json);
         if (!core.storage().writable) response->set_storage_trouble(core.storage().reason);
         return absl::OkStatus();
@@ -116,6 +117,26 @@ grpc::ServerUnaryReactor* JobServiceImpl::GetTopology(grpc::CallbackServerContex
         FillTopology(job, response);
         return absl::OkStatus();
       });
+  return call.get();
+}
+
+grpc::ServerUnaryReactor* JobServiceImpl::ReplaceRank(grpc::CallbackServerContext* context,
+                                                      const v1::ReplaceRankRequest* request,
+                                                      v1::ReplaceRankResponse* response) {
+  const auto call = gate_->Begin(context, "/muster.v1.JobService/ReplaceRank");
+  gate_->Post(call,
+              muster::ReplaceRank{.job_id = request->job_id(),
+                                  .reason = ReasonOf(request->reason()),
+                                  .rank = request->rank(),
+                                  .worker = request->worker()},
+              [call, response](const Outcome& outcome) {
+                if (!call->Claim()) return;
+                if (const auto* reply = std::get_if<ReplaceReply>(&outcome.reply)) {
+                  response->set_from(reply->from);
+                  response->set_to(reply->to);
+                }
+                call->Finish(ToGrpc(outcome.status));
+              });
   return call.get();
 }
 

@@ -25,6 +25,9 @@ class JobServiceImpl final : public v1::JobService::CallbackService {
   grpc::ServerUnaryReactor* GetTopology(grpc::CallbackServerContext* context,
                                         const v1::GetTopologyRequest* request,
                                         v1::GetTopologyResponse* response) override;
+  grpc::ServerUnaryReactor* ReplaceRank(grpc::CallbackServerContext* context,
+                                        const v1::ReplaceRankRequest* request,
+                                        v1::ReplaceRankResponse* response) override;
   grpc::ServerUnaryReactor* ReadLogs(grpc::CallbackServerContext* context,
                                      const v1::ReadLogsRequest* request,
                                      v1::ReadLogsResponse* response) override;

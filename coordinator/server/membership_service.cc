@@ -9,6 +9,21 @@
 #include "coordinator/server/agent_convert.h"
 
 namespace muster {
+namespace {
+
+// The worker, or all of the node. None that is known by its hold only.
+std::vector<v1::WorkerStatus> Named(const Membership& members, const std::string& name,
+                                    absl::Time now) {
+  std::vector<v1::WorkerStatus> found;
+  const auto names = members.WorkersNamed(name);
+  for (const std::string& worker : names.ok() ? *names : std::vector<std::string>{}) {
+    const Worker* entry = members.FindWorker(worker);
+    if (entry != nullptr) found.push_back(ToProto(*entry, *members.AgentOf(worker), now));
+  }
+  return found;
+}
+
+}  // namespace
 
 grpc::ServerUnaryReactor* MembershipServiceImpl::Register(grpc::CallbackServerContext* context,
                                                           const v1::RegisterRequest* request,
@@ -54,21 +69,36 @@ grpc::ServerUnaryReactor* MembershipServiceImpl::DrainWorker(grpc::CallbackServe
   const std::string& name = request->worker();
   gate_->Post(call, muster::DrainWorker{.worker = name, .undo = request->undo()},
               [this, call, response, name](const Outcome& outcome) {
-                if (!outcome.status.ok()) {
-                  call->Answer(outcome.status);
-                  return;
-                }
-                const auto fill = [call, response, name](const absl::Status& status,
+                if (!outcome.status.ok()) return call->Answer(outcome.status);
+                gate_->Read(call, [call, response, name](const absl::Status& status,
                                                          const Coordinator& core, absl::Time now) {
-                  const Worker* worker = core.membership().FindWorker(name);
                   if (!call->Claim()) return;
-                  if (worker != nullptr) {
-                    *response->mutable_worker() =
-                        ToProto(*worker, *core.membership().AgentOf(name), now);
+                  for (v1::WorkerStatus& worker : Named(core.membership(), name, now)) {
+                    if (!response->has_worker()) *response->mutable_worker() = worker;
+                    *response->add_workers() = std::move(worker);
                   }
                   call->Finish(ToGrpc(status));
-                };
-                gate_->Read(call, fill);
+                });
+              });
+  return call.get();
+}
+
+grpc::ServerUnaryReactor* MembershipServiceImpl::CordonWorker(
+    grpc::CallbackServerContext* context, const v1::CordonWorkerRequest* request,
+    v1::CordonWorkerResponse* response) {
+  const auto call = gate_->Begin(context, "/muster.v1.MembershipService/CordonWorker");
+  const std::string& name = request->worker();
+  gate_->Post(call, muster::CordonWorker{.worker = name, .undo = request->undo()},
+              [this, call, response, name](const Outcome& outcome) {
+                if (!outcome.status.ok()) return call->Answer(outcome.status);
+                gate_->Read(call, [call, response, name](const absl::Status& status,
+                                                         const Coordinator& core, absl::Time now) {
+                  if (!call->Claim()) return;
+                  for (v1::WorkerStatus& worker : Named(core.membership(), name, now)) {
+                    *response->add_workers() = std::move(worker);
+                  }
+                  call->Finish(ToGrpc(status));
+                });
               });
   return call.get();
 }

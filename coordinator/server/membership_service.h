@@ -22,6 +22,9 @@ class MembershipServiceImpl final : public v1::MembershipService::CallbackServic
   grpc::ServerUnaryReactor* DrainWorker(grpc::CallbackServerContext* context,
                                         const v1::DrainWorkerRequest* request,
                                         v1::DrainWorkerResponse* response) override;
+  grpc::ServerUnaryReactor* CordonWorker(grpc::CallbackServerContext* context,
+                                         const v1::CordonWorkerRequest* request,
+                                         v1::CordonWorkerResponse* response) override;
   grpc::ServerUnaryReactor* ListWorkers(grpc::CallbackServerContext* context,
                                         const v1::ListWorkersRequest* request,
                                         v1::ListWorkersResponse* response) override;

@@ -28,20 +28,29 @@ std::string RenderMembership(const Membership& membership) {
        {AgentState::kJoining, AgentState::kAlive, AgentState::kSuspect, AgentState::kLost}) {
     by_state[AgentStateName(state)] = agents_by_state[AgentStateName(state)] = 0;
   }
-  int num_busy = 0, num_draining = 0;
+  PrometheusFamily cordoned("muster_workers_cordoned", "gauge",
+                            "Workers that a person keeps from new ranks.");
+  PrometheusFamily quarantined("muster_workers_quarantined", "gauge",
+                               "Workers whose device failed a check or was convicted by a rerun.");
+  int num_busy = 0, num_draining = 0, num_cordoned = 0, num_quarantined = 0;
   for (const auto& [incarnation, agent] : membership.agents()) {
     ++agents_by_state[AgentStateName(agent.state)];
     by_state[AgentStateName(agent.state)] += static_cast<int>(agent.workers.size());
   }
   for (const auto& [name, worker] : membership.workers()) {
     num_busy += worker.assignment.has_value() ? 1 : 0;
-    num_draining += worker.draining ? 1 : 0;
+    num_draining += worker.hold.draining ? 1 : 0;
+    num_cordoned += worker.hold.cordoned ? 1 : 0;
+    num_quarantined += worker.hold.quarantined.empty() ? 0 : 1;
   }
   for (const auto& [state, count] : by_state) workers.Add({{"state", state}}, count);
   for (const auto& [state, count] : agents_by_state) agents.Add({{"state", state}}, count);
   busy.Add(num_busy);
   draining.Add(num_draining);
-  return absl::StrCat(workers.text(), agents.text(), busy.text(), draining.text());
+  cordoned.Add(num_cordoned);
+  quarantined.Add(num_quarantined);
+  return absl::StrCat(workers.text(), agents.text(), busy.text(), draining.text(), cordoned.text(),
+                      quarantined.text());
 }
 
 // Jobs that have not ended, in the order of submission.
@@ -58,6 +67,15 @@ struct JobFamilies {
   PrometheusFamily info{"muster_job_info", "gauge", "1; its state and name stand in the labels."};
   PrometheusFamily epoch{"muster_job_epoch", "gauge", "Attempts that were started."};
   PrometheusFamily restarts{"muster_job_restarts_total", "counter", "Attempts after the first."};
+  PrometheusFamily recoveries{"muster_job_recoveries_total", "counter",
+                              "Recoveries and planned changes that ended in a step, by kind."};
+  PrometheusFamily recovery_time{"muster_job_recovery_seconds_total", "counter",
+                                 "From failures to the next step, of all recoveries."};
+  PrometheusFamily verdicts{"muster_job_rerun_verdicts_total", "counter",
+                            "Steps with a bad result that were examined, by verdict."};
+  PrometheusFamily redone{"muster_job_steps_redone_total", "counter",
+                          "Committed steps that were run again."};
+  PrometheusFamily slow{"muster_job_stragglers", "gauge", "Ranks that are slow now, by cause."};
   PrometheusFamily world{"muster_job_world_size", "gauge", "Ranks."};
   PrometheusFamily iteration{"muster_job_iteration", "gauge", "Last committed step."};
   PrometheusFamily target{"muster_job_train_iterations", "gauge", "Steps that the job is to do."};
@@ -88,6 +106,19 @@ struct JobFamilies {
              1);
     epoch.Add(labels, static_cast<double>(job.epoch()));
     restarts.Add(labels, job.restarts());
+    for (const auto& [kind, count] : job.totals().count_by_kind) {
+      recoveries.Add({{"job", job.job_id()}, {"kind", kind}}, count);
+    }
+    recovery_time.Add(labels, job.totals().seconds);
+    for (const auto& [verdict, count] : job.totals().rerun_verdicts) {
+      verdicts.Add({{"job", job.job_id()}, {"verdict", verdict}}, count);
+    }
+    redone.Add(labels, static_cast<double>(job.totals().steps_redone));
+    std::map<std::string, int> by_cause;
+    for (const auto& [rank, cause] : job.stragglers()) ++by_cause[StragglerCauseName(cause)];
+    for (const auto& [cause, count] : by_cause) {
+      slow.Add({{"job", job.job_id()}, {"cause", cause}}, count);
+    }
     world.Add(labels, job.world_size());
     iteration.Add(labels, static_cast<double>(job.iteration()));
     target.Add(labels, static_cast<double>(job.train_iters()));
@@ -112,8 +143,10 @@ struct JobFamilies {
   std::string Text() const {
     std::string text;
     for (const PrometheusFamily* family :
-         {&info, &epoch, &restarts, &world, &iteration, &target, &samples, &loss, &grad_norm,
-          &num_zeros, &params_norm, &side_loss, &rate, &step, &tokens, &memory, &reported}) {
+         {&info,      &epoch,     &restarts,    &recoveries, &recovery_time, &redone, &verdicts,
+          &slow,      &world,     &iteration,   &target,     &samples,       &loss,
+          &grad_norm, &num_zeros, &params_norm, &side_loss,  &rate,          &step,
+          &tokens,    &memory,    &reported}) {
       absl::StrAppend(&text, family->text());
     }
     return text;

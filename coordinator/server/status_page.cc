@@ -120,7 +120,12 @@ void AddNumbers(const JobView& job, std::string* html) {
   }
   AddFact("samples", absl::StrCat(status.consumed_samples()), html);
   AddFact("attempt", absl::StrCat(status.epoch()), html);
-  if (status.restarts() > 0) AddFact("restarts", absl::StrCat(status.restarts()), html);
+  if (status.restarts() > 0) {
+    AddFact("restarts", absl::StrCat(status.restarts()), html);
+    AddFact("steps redone", absl::StrCat(status.steps_redone()), html);
+    AddFact("recovering took", absl::StrFormat("%.1f s", status.recovery_seconds()), html);
+  }
+  if (status.spares_size() > 0) AddFact("spares", absl::StrCat(status.spares_size()), html);
   if (status.evaluations_size() > 0) {
     const v1::Evaluation& newest = status.evaluations(0);
     AddFact(
@@ -157,6 +162,25 @@ void AddWait(const v1::JobStatus& status, std::string* html) {
                     limit.samples(), "</tr>");
   }
   absl::StrAppend(html, "</table></div></details>");
+}
+
+// What a recovery does now, and who is slow.
+void AddRecovery(const v1::JobStatus& status, std::string* html) {
+  if (status.has_recovery()) {
+    const v1::Recovery& now = status.recovery();
+    absl::StrAppend(html, "<p class=\"", now.planned() ? "soft" : "warn", "\">",
+                    now.planned() ? "Change: " : "Recovery: ", HtmlEscaped(now.what()),
+                    now.has_elapsed() ? absl::StrCat(", for ", Seconds(now.elapsed())) : "",
+                    ", since step ", now.iteration(), "</p>");
+  }
+  for (const v1::Straggler& slow : status.stragglers()) {
+    absl::StrAppend(html, "<p class=\"warn\">Slow: rank ", slow.rank(), " (worker ",
+                    HtmlEscaped(slow.worker()), "): ", HtmlEscaped(slow.cause()), "</p>");
+  }
+  for (const v1::HeldWorker& held : status.held_back()) {
+    absl::StrAppend(html, "<p class=\"warn\">Held back: worker ", HtmlEscaped(held.worker()), ": ",
+                    HtmlEscaped(held.why()), "</p>");
+  }
 }
 
 void AddPhases(const JobView& job, std::string* html) {
@@ -196,6 +220,7 @@ void AddJob(const JobView& job, absl::Time now, std::string* html) {
   AddCause(job.status, html);
   AddNumbers(job, html);
   absl::StrAppend(html, SvgLinePlot(job.losses, absl::StrCat("loss of ", job.status.job_id())));
+  AddRecovery(job.status, html);
   AddWait(job.status, html);
   AddPhases(job, html);
   AddEvents(job, html);
@@ -232,6 +257,8 @@ void AddWorkers(const StatusView& view, std::string* html) {
   AddFact("idle", absl::StrCat(view.num_idle), html);
   AddFact("busy", absl::StrCat(view.num_busy), html);
   AddFact("draining", absl::StrCat(view.num_draining), html);
+  if (view.num_cordoned > 0) AddFact("cordoned", absl::StrCat(view.num_cordoned), html);
+  if (view.num_quarantined > 0) AddFact("quarantined", absl::StrCat(view.num_quarantined), html);
   AddFact("not alive", absl::StrCat(view.num_not_alive), html);
   absl::StrAppend(html, "</div>");
   if (!view.nodes.empty()) {

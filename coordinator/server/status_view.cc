@@ -15,6 +15,7 @@ namespace {
 
 constexpr size_t kMaxActive = 20, kMaxWaiting = 50, kMaxEnded = 20;  // jobs
 constexpr size_t kMaxPoints = 300;                                   // of a plot
+constexpr size_t kMaxHoldText = 120;                                 // characters
 constexpr size_t kMaxEvents = 6, kMaxPhases = 12, kMaxConditions = 40;
 
 // Every n-th step, so that kMaxPoints are not exceeded, and the newest.
@@ -107,16 +108,18 @@ void AddWorkers(const Membership& membership, StatusView* view) {
       const bool alive = agent.state == AgentState::kAlive;
       view->num_idle += membership.IsIdle(*worker) ? 1 : 0;
       view->num_busy += worker->assignment.has_value() ? 1 : 0;
-      view->num_draining += worker->draining ? 1 : 0;
+      view->num_draining += worker->hold.draining ? 1 : 0;
+      view->num_cordoned += worker->hold.cordoned ? 1 : 0;
+      view->num_quarantined += worker->hold.quarantined.empty() ? 0 : 1;
       view->num_not_alive += alive ? 0 : 1;
       Group& group = groups[absl::StrCat(
           AgentStateName(agent.state), ", ", DeviceKindName(worker->info.kind), ", ",
           worker->assignment.has_value() ? absl::StrCat("busy with ", worker->assignment->job_id)
                                          : "idle",
-          worker->draining ? ", draining" : "")];
+          worker->hold.any() ? ", " : "", worker->hold.Text().substr(0, kMaxHoldText))];
       group.nodes.insert(agent.node);
       ++group.num_workers;
-      group.trouble = !alive;
+      group.trouble = !alive || !worker->hold.quarantined.empty();
     }
   }
   for (const auto& [condition, group] : groups) {

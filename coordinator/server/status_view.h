@@ -40,7 +40,8 @@ struct NodeRow {
 struct StatusView {
   absl::Time now;
   std::string storage_trouble;  // empty: none
-  int num_workers = 0, num_idle = 0, num_busy = 0, num_draining = 0, num_not_alive = 0;
+  int num_workers = 0, num_idle = 0, num_busy = 0, num_draining = 0, num_cordoned = 0,
+      num_quarantined = 0, num_not_alive = 0;
   std::vector<JobView> active, waiting, ended;  // in order of submission; ended: newest first
   int active_left_out = 0, waiting_left_out = 0, ended_left_out = 0;
   std::vector<NodeRow> nodes;

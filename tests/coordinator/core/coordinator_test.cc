@@ -283,13 +283,20 @@ TEST_F(CoordinatorTest, DrainedWorkersGetNoNewJobs) {
   EXPECT_EQ(Job(job).state(), JobState::kForming);
 }
 
-TEST_F(CoordinatorTest, SparesAreHeldAndGivenBack) {
+TEST_F(CoordinatorTest, SparesAreHeldWithATrainerUntilThatHasEnded) {
   Join(1, 3);
   const std::string job = Submit({.spares = 1});
-  EXPECT_EQ(Job(job).spares().size(), 1u);
-  EXPECT_FALSE(core_->membership().IsIdle(*core_->membership().FindWorker(Job(job).spares()[0])));
+  ASSERT_EQ(Job(job).num_spares(), 1);
+  const std::string spare = Job(job).extras()[0].slot.worker;
+  const auto launches = Sent<LaunchMessage>(1);
+  ASSERT_EQ(launches.size(), 1u);
+  ASSERT_EQ(launches[0].assignments.size(), 3u);
+  EXPECT_EQ(launches[0].assignments[2].worker, spare);
+  EXPECT_EQ(launches[0].assignments[2].rank, -1);
   Handle(CancelJob{.job_id = job, .mode = CancelMode::kKill});
-  EXPECT_TRUE(core_->membership().IsIdle(*core_->membership().FindWorker(Job(job).spares()[0])));
+  EXPECT_FALSE(core_->membership().IsIdle(*core_->membership().FindWorker(spare)));
+  Handle(ReportBatch{1, 1, {{{spare, job, 1, -1}, ExitedReport{.signal = 9}}}});
+  EXPECT_TRUE(core_->membership().IsIdle(*core_->membership().FindWorker(spare)));
 }
 
 TEST_F(CoordinatorTest, UnknownNamesAreNotFound) {

@@ -72,6 +72,20 @@ class CoreCluster {
     const AssignmentRef from{slot.worker, job, Job(job).epoch(), rank};
     Handle(ReportBatch{agent->stream, ++sequence_[agent->stream], {{from, body}}});
   }
+  // As the agent that holds the worker, of an assignment that it may have had before.
+  void ReportAs(const std::string& worker, const AssignmentRef& from, const ReportBody& body) {
+    const Agent* agent = core_.membership().AgentOf(worker);
+    Handle(ReportBatch{agent->stream, ++sequence_[agent->stream], {{from, body}}});
+  }
+  // As the agent that holds the worker, of whatever its assignment is.
+  void ReportFrom(const std::string& worker, const ReportBody& body) {
+    const Worker* found = core_.membership().FindWorker(worker);
+    if (found == nullptr || !found->assignment.has_value()) return;
+    const Agent* agent = core_.membership().FindAgent(found->incarnation);
+    if (agent == nullptr || agent->stream == 0) return;
+    const AssignmentRef from = *found->assignment;
+    Handle(ReportBatch{agent->stream, ++sequence_[agent->stream], {{from, body}}});
+  }
   void ReportAll(const std::string& job, const ReportBody& body) {
     for (int rank = 0; rank < Job(job).world_size(); ++rank) Report(job, rank, body);
   }
@@ -130,9 +144,7 @@ class CoreCluster {
       sent_[send->stream].push_back(send->message);
       const auto* stop = std::get_if<StopTrainerMessage>(&send->message);
       if (stop == nullptr || !obedient_) continue;
-      const Worker* worker = core_.membership().FindWorker(stop->worker);
-      if (worker == nullptr || !worker->assignment.has_value()) continue;
-      Report(stop->job_id, worker->assignment->rank, ExitedReport{.signal = 15});
+      ReportFrom(stop->worker, ExitedReport{.signal = 15});
     }
   }
 

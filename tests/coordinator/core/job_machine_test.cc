@@ -28,10 +28,9 @@ class JobMachineTest : public testing::Test {
       if (std::holds_alternative<AbortEpoch>(effect)) text += "abort ";
       if (std::holds_alternative<StopRanks>(effect)) text += "stop ";
       if (std::holds_alternative<EndRendezvous>(effect)) text += "end_rendezvous ";
-      if (const auto* r = std::get_if<ReleaseRank>(&effect)) {
+      if (const auto* r = std::get_if<ReleaseWorker>(&effect)) {
         text += absl::StrCat("release", r->rank, " ");
       }
-      if (std::holds_alternative<ReleaseSpares>(effect)) text += "spares ";
     }
     effects_.clear();
     return text;
@@ -44,7 +43,7 @@ class JobMachineTest : public testing::Test {
       ranks[r].node = absl::StrCat("n", r);
       ranks[r].incarnation = absl::StrCat("incarnation-", r);
     }
-    job_.Start(ranks, {}, now_, &effects_);
+    job_.Start({.ranks = ranks, .data_parallel_size = 2}, now_, &effects_);
   }
   void Report(int rank, const ReportBody& body) { job_.OnReport(rank, body, now_, &effects_); }
   void Phase(int rank, const std::string& phase) { Report(rank, PhaseMessage{0, phase, ""}); }
@@ -107,7 +106,7 @@ TEST_F(JobMachineTest, TrainsAndCompletes) {
   Done(1);
   EXPECT_EQ(job_.state(), JobState::kCompleted);
   EXPECT_EQ(job_.exit_code(), 0);
-  EXPECT_EQ(Effects(), "end_rendezvous stop spares ");
+  EXPECT_EQ(Effects(), "end_rendezvous stop ");
   EXPECT_FALSE(job_.released());
   Exit(0, 0);
   Exit(1, 0);
@@ -143,7 +142,7 @@ TEST_F(JobMachineTest, AKilledTrainerFailsTheJobAtOnceAndSaysWhere) {
   EXPECT_EQ(job_.cause()->rank, 1);
   EXPECT_EQ(job_.cause()->iteration, 4);
   EXPECT_THAT(job_.cause()->last_log_lines, testing::ElementsAre("last words"));
-  EXPECT_EQ(Effects(), "release1 abort end_rendezvous stop spares ");
+  EXPECT_EQ(Effects(), "abort end_rendezvous stop release1 ");
   Exit(0, 1);
   EXPECT_EQ(Effects(), "release0 ");
   EXPECT_TRUE(job_.released());
@@ -174,7 +173,7 @@ TEST_F(JobMachineTest, ASymptomAbortsAtOnceAndGivesWayToTheCause) {
   EXPECT_EQ(job_.state(), JobState::kFailed);
   EXPECT_EQ(job_.cause()->rank, 1);
   EXPECT_THAT(job_.reason(), HasSubstr("worker w1 was lost: no sign of life"));
-  EXPECT_EQ(Effects(), "release1 stop spares ");
+  EXPECT_EQ(Effects(), "release1 stop ");
 }
 
 TEST_F(JobMachineTest, ASymptomWithoutACauseIsTheCause) {
@@ -245,7 +244,7 @@ TEST_F(JobMachineTest, CancelWhileFormingStopsAtOnce) {
   Effects();
   job_.Cancel(CancelMode::kStop, "", now_, &effects_);
   EXPECT_EQ(job_.state(), JobState::kCancelled);
-  EXPECT_EQ(Effects(), "abort end_rendezvous stop spares ");
+  EXPECT_EQ(Effects(), "abort end_rendezvous stop ");
 }
 
 TEST_F(JobMachineTest, CancelWhileRunningStopsAtAStep) {
@@ -260,7 +259,7 @@ TEST_F(JobMachineTest, CancelWhileRunningStopsAtAStep) {
   Done(0);
   Done(1);
   EXPECT_EQ(job_.state(), JobState::kCancelled);
-  EXPECT_EQ(Effects(), "end_rendezvous stop spares ");
+  EXPECT_EQ(Effects(), "end_rendezvous stop ");
 }
 
 TEST_F(JobMachineTest, CancelThatComesTooLateLeavesTheJobCompleted) {
@@ -282,7 +281,7 @@ TEST_F(JobMachineTest, AStrongerCancelOvertakes) {
   EXPECT_EQ(Effects(), "");
   job_.Cancel(CancelMode::kKill, "", now_, &effects_);
   EXPECT_EQ(job_.state(), JobState::kCancelled);
-  EXPECT_EQ(Effects(), "abort end_rendezvous stop spares ");
+  EXPECT_EQ(Effects(), "abort end_rendezvous stop ");
 }
 
 TEST_F(JobMachineTest, AStopThatIsNotObeyedKills) {
@@ -292,7 +291,7 @@ TEST_F(JobMachineTest, AStopThatIsNotObeyedKills) {
   Advance(options_.stop_limit);
   EXPECT_EQ(job_.state(), JobState::kCancelled);
   EXPECT_THAT(job_.reason(), HasSubstr("were killed"));
-  EXPECT_EQ(Effects(), "abort end_rendezvous stop spares ");
+  EXPECT_EQ(Effects(), "abort end_rendezvous stop ");
 }
 
 TEST_F(JobMachineTest, AFailureOnTheWayToACancelIsStillCancelled) {

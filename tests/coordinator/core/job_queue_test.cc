@@ -41,7 +41,7 @@ TEST(JobQueueTest, Table) {
        "have 1 of 4 cpu workers; waiting for 3 more (3 are busy: other holds 3)"},
       {"says that some drain and some are not heard",
        {Job("a", 4, 1)},
-       {1, 2, 1, 2},
+       {.num_idle = 1, .num_usable = 2, .num_draining = 1, .num_unheard = 2},
        {},
        "have 1 of 4 cpu workers; waiting for 3 more (1 is busy: other holds 1; 1 is draining; "
        "2 are not heard now)"},
@@ -73,7 +73,7 @@ TEST(JobQueueTest, Table) {
        "have 1 of 4 cpu workers; waiting for 3 more (3 are busy: other holds 3)"},
       {"nor while a worker of the large one is not heard for a moment",
        {Job("large", 4, 1), Job("small", 1, 2)},
-       {1, 3, 0, 1},
+       {.num_idle = 1, .num_usable = 3, .num_draining = 0, .num_unheard = 1},
        {},
        "have 1 of 4 cpu workers; waiting for 3 more (2 are busy: other holds 2; 1 is not heard "
        "now)"},

@@ -52,10 +52,21 @@ TEST_F(MembershipTest, JoinsBeatsFallsSilentAndIsLost) {
   ASSERT_TRUE(Open("incarnation-1", 1).ok());
   EXPECT_EQ(StateOf("incarnation-1"), AgentState::kAlive);
   EXPECT_TRUE(members_.IsIdle(*members_.FindWorker("n1/0")));
+  // Two heartbeats that are late are no reason to tell anybody.
   EXPECT_TRUE(Advance(absl::Milliseconds(1200)).empty());
+  EXPECT_EQ(StateOf("incarnation-1"), AgentState::kAlive);
+  EXPECT_TRUE(members_.TakeNews().empty());
+  EXPECT_TRUE(Advance(absl::Milliseconds(200)).empty());
   EXPECT_EQ(StateOf("incarnation-1"), AgentState::kSuspect);
+  auto news = members_.TakeNews();
+  ASSERT_EQ(news.size(), 1u);
+  EXPECT_FALSE(news[0].alive);
+  EXPECT_THAT(news[0].reason, HasSubstr("no heartbeat for 1.4s"));
   ASSERT_TRUE(members_.Beat({.stream = 1, .sequence = 1}, now_).ok());
   EXPECT_EQ(StateOf("incarnation-1"), AgentState::kAlive);
+  news = members_.TakeNews();
+  ASSERT_EQ(news.size(), 1u);
+  EXPECT_TRUE(news[0].alive);
   const auto lost = Advance(absl::Milliseconds(1700));
   ASSERT_EQ(lost.size(), 1u);
   EXPECT_EQ(lost[0].stream, 1u);

@@ -12,7 +12,7 @@ using Verdict = PhaseClock::Verdict;
 const absl::Time kNow = absl::FromUnixSeconds(1'700'000'000);
 
 PhaseLimitOptions Options() {
-  return {.step = {absl::Seconds(10), absl::Seconds(100)}, .factor = 3, .margin = absl::Seconds(5)};
+  return {.save = {absl::Seconds(10), absl::Seconds(100)}, .factor = 3, .margin = absl::Seconds(5)};
 }
 
 TEST(PhaseLimitsTest, LimitIsLearnedBetweenFloorAndCap) {
@@ -29,10 +29,33 @@ TEST(PhaseLimitsTest, LimitIsLearnedBetweenFloorAndCap) {
   for (const Row& row : rows) {
     SCOPED_TRACE(row.name);
     PhaseLimits limits(Options());
-    for (const int seconds : row.seen_s) limits.Observe(WaitPhase::kStep, absl::Seconds(seconds));
-    EXPECT_EQ(limits.Limit(WaitPhase::kStep), absl::Seconds(row.limit_s));
-    EXPECT_EQ(limits.Samples(WaitPhase::kStep).count, static_cast<int64_t>(row.seen_s.size()));
+    for (const int seconds : row.seen_s) limits.Observe(WaitPhase::kSave, absl::Seconds(seconds));
+    EXPECT_EQ(limits.Limit(WaitPhase::kSave), absl::Seconds(row.limit_s));
+    EXPECT_EQ(limits.Samples(WaitPhase::kSave).count, static_cast<int64_t>(row.seen_s.size()));
   }
+}
+
+TEST(PhaseLimitsTest, AStepsLimitFollowsItsP99) {
+  PhaseLimits limits{PhaseLimitOptions()};
+  EXPECT_EQ(limits.Limit(WaitPhase::kStep), absl::Minutes(30));
+  limits.Observe(WaitPhase::kStep, absl::Seconds(9));  // the first one warms up
+  EXPECT_GE(limits.Limit(WaitPhase::kStep), absl::Seconds(28));
+  for (int i = 0; i < 300; ++i) limits.Observe(WaitPhase::kStep, absl::Milliseconds(100));
+  const absl::Duration limit = limits.Limit(WaitPhase::kStep);
+  EXPECT_GE(limit, absl::Milliseconds(1300));
+  EXPECT_LE(limit, absl::Milliseconds(1300 * 1.1));
+  EXPECT_THAT(limits.Describe(WaitPhase::kStep),
+              HasSubstr("limit 1.3s, learned from 301 steps, 99% of them within 10"));
+  // Steps of no length at all, and such that the cap cuts off.
+  PhaseLimits quick{PhaseLimitOptions()};
+  quick.Observe(WaitPhase::kStep, absl::ZeroDuration());
+  EXPECT_GE(quick.Limit(WaitPhase::kStep), absl::Seconds(1));
+  EXPECT_LE(quick.Limit(WaitPhase::kStep), absl::Milliseconds(1010));
+  PhaseLimitOptions capped;
+  capped.CapStep(absl::Seconds(5));
+  PhaseLimits slow(capped);
+  slow.Observe(WaitPhase::kStep, absl::Seconds(90));
+  EXPECT_EQ(slow.Limit(WaitPhase::kStep), absl::Seconds(5));
 }
 
 TEST(PhaseLimitsTest, PhasesLearnApart) {
@@ -69,11 +92,14 @@ TEST(PhaseLimitsTest, OneCapForAllKeepsFloorsBelowIt) {
 
 TEST(PhaseLimitsTest, WhatWasLearnedSurvivesARestart) {
   PhaseLimits before(Options());
-  before.Observe(WaitPhase::kStep, absl::Seconds(20));
+  before.Observe(WaitPhase::kSave, absl::Seconds(20));
+  before.Observe(WaitPhase::kStep, absl::Milliseconds(500));
   PhaseLimits after(Options());
   after.Restore(before.all_samples());
-  EXPECT_EQ(after.Limit(WaitPhase::kStep), absl::Seconds(65));
-  EXPECT_THAT(after.Describe(WaitPhase::kStep),
+  EXPECT_TRUE(after.RestoreSteps(before.steps().Numbers()));
+  EXPECT_EQ(after.Limit(WaitPhase::kStep), before.Limit(WaitPhase::kStep));
+  EXPECT_EQ(after.Limit(WaitPhase::kSave), absl::Seconds(65));
+  EXPECT_THAT(after.Describe(WaitPhase::kSave),
               HasSubstr("limit 1m5s, learned from 1 waits of 20s"));
 }
 
@@ -88,13 +114,13 @@ class PhaseClockTest : public testing::Test {
 };
 
 TEST_F(PhaseClockTest, BeforeAnythingIsLearnedOnlyTheCapCounts) {
-  clock_.Enter(WaitPhase::kStep, now_);
+  clock_.Enter(WaitPhase::kSave, now_);
   EXPECT_EQ(After(99), Verdict::kInTime);
   EXPECT_EQ(After(1), Verdict::kOverCap);
 }
 
 TEST_F(PhaseClockTest, OverdueIsSaidOnceAWait) {
-  clock_.Enter(WaitPhase::kStep, now_);
+  clock_.Enter(WaitPhase::kSave, now_);
   now_ += absl::Seconds(2);
   clock_.Progress(now_);  // limit 11 s
   EXPECT_EQ(After(10), Verdict::kInTime);
@@ -109,7 +135,7 @@ TEST_F(PhaseClockTest, OverdueIsSaidOnceAWait) {
 }
 
 TEST_F(PhaseClockTest, ProgressStartsTheLimitAnew) {
-  clock_.Enter(WaitPhase::kStep, now_);
+  clock_.Enter(WaitPhase::kSave, now_);
   for (int i = 0; i < 10; ++i) {
     EXPECT_EQ(After(60), Verdict::kInTime);
     clock_.Progress(now_);
@@ -117,10 +143,10 @@ TEST_F(PhaseClockTest, ProgressStartsTheLimitAnew) {
 }
 
 TEST_F(PhaseClockTest, TheNextPhaseHasItsOwnLimit) {
-  clock_.Enter(WaitPhase::kStep, now_);
-  now_ += absl::Seconds(30);
   clock_.Enter(WaitPhase::kSave, now_);
-  EXPECT_EQ(clock_.limits().Samples(WaitPhase::kStep).longest, absl::Seconds(30));
+  now_ += absl::Seconds(30);
+  clock_.Enter(WaitPhase::kEvaluation, now_);
+  EXPECT_EQ(clock_.limits().Samples(WaitPhase::kSave).longest, absl::Seconds(30));
   EXPECT_EQ(After(200), Verdict::kInTime);
   clock_.Enter(std::nullopt, now_);
   EXPECT_EQ(After(100'000), Verdict::kInTime);
@@ -128,28 +154,28 @@ TEST_F(PhaseClockTest, TheNextPhaseHasItsOwnLimit) {
 }
 
 TEST_F(PhaseClockTest, TimeThatCountsForNobodyIsNeitherWaitedNorLearned) {
-  clock_.Enter(WaitPhase::kStep, now_);
+  clock_.Enter(WaitPhase::kSave, now_);
   now_ += absl::Seconds(500);
   clock_.Skip(absl::Seconds(490), now_);
   EXPECT_EQ(clock_.Check(now_), Verdict::kInTime);
   EXPECT_EQ(clock_.Elapsed(now_), absl::Seconds(10));
   clock_.Progress(now_);
-  EXPECT_EQ(clock_.limits().Samples(WaitPhase::kStep).count, 0);
+  EXPECT_EQ(clock_.limits().Samples(WaitPhase::kSave).count, 0);
   now_ += absl::Seconds(500);
   clock_.Restart(now_);
   EXPECT_EQ(After(99), Verdict::kInTime);
   clock_.Progress(now_);
-  EXPECT_EQ(clock_.limits().Samples(WaitPhase::kStep).count, 0);
+  EXPECT_EQ(clock_.limits().Samples(WaitPhase::kSave).count, 0);
 }
 
 TEST_F(PhaseClockTest, AMeasuredLengthTeachesInsteadOfTheArrivalOfTheNews) {
-  clock_.Enter(WaitPhase::kStep, now_);
+  clock_.Enter(WaitPhase::kSave, now_);
   now_ += absl::Seconds(40);
   clock_.Progress(now_, absl::Seconds(2));
-  EXPECT_EQ(clock_.limits().Samples(WaitPhase::kStep).longest, absl::Seconds(2));
+  EXPECT_EQ(clock_.limits().Samples(WaitPhase::kSave).longest, absl::Seconds(2));
   now_ += absl::Seconds(40);
   clock_.Touch(now_);
-  EXPECT_EQ(clock_.limits().Samples(WaitPhase::kStep).longest, absl::Seconds(2));
+  EXPECT_EQ(clock_.limits().Samples(WaitPhase::kSave).longest, absl::Seconds(2));
   EXPECT_EQ(clock_.Elapsed(now_), absl::ZeroDuration());
 }
 

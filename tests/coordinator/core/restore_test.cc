@@ -89,7 +89,7 @@ TEST(RestoreTest, FaultsAreNamed) {
       {"job by zero in front", set("job/01", "{}"), "job/01: \"job/\" must be followed"},
       {"held twice", replace("job/1/rank/1", "n1/1", "n1/0"),
        "job/1/rank/1: worker n1/0 is held by job-1 too, as rank 0"},
-      {"spare held twice", replace("job/1/epoch", "n1/2", "n1/1"), "job/1/epoch, spares: worker"},
+      {"spare held twice", replace("job/1/epoch", "n1/2", "n1/1"), "job/1/epoch, extras: worker"},
       {"unknown worker", replace("job/1/rank/1", "n1/1", "n9/1"), "worker n9/1 is not there"},
       {"another life", replace("job/1/rank/1", "aW5j", "aW5k"), "another life of its agent"},
       {"no agent", drop(kAgent), "the agent's own record is missing"},

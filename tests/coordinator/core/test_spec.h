@@ -13,6 +13,13 @@ struct TestSpecOptions {
   int priority = 0;
   std::string save;  // empty: saves nowhere
   int train_iters = 10;
+  int max_restarts = 0;  // what fails has failed
+  bool elastic = false;
+  bool sharded = false;  // the optimizer's state, over data parallelism
+  int snapshot_interval = 10;
+  int tensor_parallel = 1;
+  int wait_for_workers_s = 600;
+  bool skip_poisoned_batch = false;
 };
 
 inline std::string TestSpec(const TestSpecOptions& options = {}) {
@@ -20,13 +27,19 @@ inline std::string TestSpec(const TestSpecOptions& options = {}) {
       R"({"name": "test",
           "model": {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "seq_length": 32,
                     "vocab_size": 300},
-          "parallel": {"distributed_backend": "gloo"},
+          "parallel": {"distributed_backend": "gloo", "tensor_model_parallel_size": )",
+      options.tensor_parallel, options.sharded ? R"(, "use_distributed_optimizer": true)" : "",
+      R"(},
           "data": {"dataset_provider": "mock"},
           "optimizer": {"lr": 0.001},
           "training": {"micro_batch_size": 1, "train_iters": )",
       options.train_iters, "},", R"("checkpoint": {)",
       options.save.empty() ? ""
                            : absl::StrCat(R"("save": ")", options.save, R"(", "save_interval": 5)"),
+      R"(}, "recovery": {"max_restarts": )", options.max_restarts, R"(, "snapshot_interval": )",
+      options.snapshot_interval, R"(, "max_failures_of_step": 100, "wait_for_workers_s": )",
+      options.wait_for_workers_s, options.elastic ? R"(, "elastic": true)" : "",
+      options.skip_poisoned_batch ? R"(, "skip_poisoned_batch": true)" : "",
       R"(}, "resources": {"world_size": )", options.world_size, R"(, "spares": )", options.spares,
       R"(, "priority": )", options.priority, "}}");
 }

@@ -1,0 +1,154 @@
+// Steps under examination, through the whole core: held by all ranks, run again elsewhere, judged.
+
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "common/rerun/examination.h"
+#include "common/rerun/rerun_json.h"
+#include "tests/coordinator/core/core_cluster.h"
+
+namespace muster {
+namespace {
+
+using testing::AllOf;
+using testing::Contains;
+using testing::ElementsAre;
+using testing::HasSubstr;
+using testing::SizeIs;
+
+class CoordinatorRerunTest : public testing::Test {
+ protected:
+  // A job that trains, on one worker a node.
+  void Train(int world_size, int nodes, int spares = 0) {
+    for (int node = 1; node <= nodes; ++node) cluster_.Join(node);
+    job_ = cluster_.Submit({.world_size = world_size, .spares = spares, .max_restarts = 3});
+    cluster_.Advance(absl::Milliseconds(200));
+    for (const ExtraSlot& extra : Job().extras())
+      cluster_.ReportFrom(std::string(extra.slot.worker), PhaseMessage{.phase = "spare"});
+    Begin();
+    cluster_.Step(job_, 1);
+  }
+  void Begin() {
+    cluster_.Report(job_, 0, PublishUniqueIdMessage{.id = "aa"});
+    cluster_.Phase(job_, "training");
+  }
+  const JobMachine& Job() const { return cluster_.Job(job_); }
+  std::string WorkerOf(int rank) const { return Job().ranks()[rank].worker; }
+
+  // Every rank tells what it saw of iteration 2, then yields. A rank gives its worker's fault to an
+  // all-reduce; rank 0 has rejected its result.
+  void Hold(ExamineReport::Stage stage) {
+    for (int rank = 0; rank < Job().world_size(); ++rank) {
+      const uint64_t given = 10 + static_cast<uint64_t>(rank) + faults_[WorkerOf(rank)];
+      ExamineReport report{.stage = stage, .iteration = 2};
+      report.common_json = EncodeRerunCommon({.state = RerunState::kWillRerunFromCheckpoint});
+      report.rank_json = absl::StrCat("{\"rank\":", rank, "}");
+      report.run.fingerprints = {{0, "dp", "all_reduce", given, true}};
+      if (rank == 0) {
+        report.followed = true;
+        report.finding = "found NaN in the local loss";
+        report.result = static_cast<double>(given + data_fault_);
+        report.rejected_again = report.result != 10;
+        if (stage == ExamineReport::Stage::kInPlace) in_place_ = report.result;
+        report.differs = report.result != in_place_;
+      }
+      cluster_.Report(job_, rank,
+                      ExamineMessage{.iteration = 2, .json = EncodeExamineReport(report)});
+    }
+    cluster_.Phase(job_, "yielded");
+  }
+  ExamineOrder Ordered() const {
+    const auto order = DecodeExamineOrder(Job().examine_json());
+    EXPECT_TRUE(order.ok()) << order.status() << " " << Job().examine_json();
+    return order.value_or(ExamineOrder{});
+  }
+  std::vector<std::string> EventKinds() const {
+    std::vector<std::string> kinds;
+    for (const auto& event : Job().history().events().entries()) kinds.push_back(event.value.kind);
+    return kinds;
+  }
+
+  CoreCluster cluster_;
+  std::string job_;
+  std::map<std::string, uint64_t> faults_;
+  uint64_t data_fault_ = 0;
+  double in_place_ = 0;
+};
+
+TEST_F(CoordinatorRerunTest, TwoRanksAreExchangedAndTheFaultyWorkerIsQuarantined) {
+  Train(2, 3);
+  const std::string faulty = WorkerOf(0), other = WorkerOf(1);
+  faults_[faulty] = 1000;
+  Hold(ExamineReport::Stage::kInPlace);
+  EXPECT_EQ(Job().epoch(), 2);
+  EXPECT_EQ(WorkerOf(0), other);
+  EXPECT_EQ(WorkerOf(1), faulty);
+  EXPECT_EQ(Ordered().kind, ExamineOrder::Kind::kRerun);
+  EXPECT_THAT(Ordered().rank_jsons, ElementsAre("{\"rank\":0}", "{\"rank\":1}"));
+  Begin();
+  EXPECT_EQ(Job().state(), JobState::kRerunning);
+  Hold(ExamineReport::Stage::kElsewhere);
+  EXPECT_EQ(Job().totals().rerun_verdicts.at("persistent"), 1);
+  EXPECT_FALSE(cluster_.core().membership().FindWorker(faulty)->hold.quarantined.empty());
+  // Its trainer is stopped, and recovery puts an idle worker in its place.
+  cluster_.Advance(absl::Milliseconds(300));
+  EXPECT_THAT((std::vector<std::string>{WorkerOf(0), WorkerOf(1)}), testing::Not(Contains(faulty)));
+  EXPECT_THAT(EventKinds(), Contains("rerun_persistent"));
+  EXPECT_TRUE(Job().examine_json().empty());
+  Begin();
+  cluster_.Step(job_, 2);
+  EXPECT_EQ(Job().state(), JobState::kRunning);
+}
+
+TEST_F(CoordinatorRerunTest, ASpareTakesTheRankOfAWorldOfOne) {
+  Train(1, 2, /*spares=*/1);
+  const std::string faulty = WorkerOf(0);
+  faults_[faulty] = 1000;
+  Hold(ExamineReport::Stage::kInPlace);
+  ASSERT_NE(WorkerOf(0), faulty);
+  EXPECT_EQ(Ordered().kind, ExamineOrder::Kind::kRerun);
+  Begin();
+  Hold(ExamineReport::Stage::kElsewhere);
+  EXPECT_EQ(Job().totals().rerun_verdicts.at("persistent"), 1);
+  EXPECT_EQ(Ordered().kind, ExamineOrder::Kind::kRepeat);
+  EXPECT_NE(WorkerOf(0), faulty);
+  EXPECT_FALSE(cluster_.core().membership().FindWorker(faulty)->hold.quarantined.empty());
+}
+
+TEST_F(CoordinatorRerunTest, WithoutAnotherWorkerTheJobIsOrderedToLeaveWith16) {
+  Train(1, 1);
+  faults_[WorkerOf(0)] = 1000;
+  Hold(ExamineReport::Stage::kInPlace);
+  EXPECT_EQ(Ordered().kind, ExamineOrder::Kind::kLeave);
+  EXPECT_EQ(Ordered().exit_code, 16);
+  Begin();
+  cluster_.ReportAll(job_, DoneMessage{.exit_code = 16, .reason = Ordered().reason});
+  EXPECT_EQ(Job().state(), JobState::kExited);
+  EXPECT_EQ(Job().exit_code(), 16);
+}
+
+TEST_F(CoordinatorRerunTest, TheSameEverywhereEndsTheJobWith17) {
+  Train(2, 2);
+  data_fault_ = 500;
+  Hold(ExamineReport::Stage::kInPlace);
+  Begin();
+  Hold(ExamineReport::Stage::kElsewhere);
+  EXPECT_EQ(Job().totals().rerun_verdicts.at("correct"), 1);
+  EXPECT_EQ(Ordered().kind, ExamineOrder::Kind::kLeave);
+  EXPECT_EQ(Ordered().exit_code, 17);
+}
+
+TEST_F(CoordinatorRerunTest, ATransientErrorIsAnEventAndACount) {
+  Train(2, 2);
+  ExamineReport report{.stage = ExamineReport::Stage::kTransient,
+                       .iteration = 2,
+                       .finding = "found NaN",
+                       .followed = true};
+  cluster_.Report(job_, 1, ExamineMessage{.iteration = 2, .json = EncodeExamineReport(report)});
+  EXPECT_EQ(Job().totals().rerun_verdicts.at("transient"), 1);
+  EXPECT_EQ(Job().state(), JobState::kRunning);
+  EXPECT_EQ(Job().epoch(), 1);
+}
+
+}  // namespace
+}  // namespace muster
