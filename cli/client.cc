@@ -205,13 +205,38 @@ absl::StatusOr<v1::ListWorkersResponse> Client::ListWorkers() {
   return Call(membership_, &v1::MembershipService::Stub::ListWorkers, v1::ListWorkersRequest());
 }
 
-absl::StatusOr<v1::WorkerStatus> Client::DrainWorker(const std::string& worker, bool undo) {
+absl::StatusOr<std::vector<v1::WorkerStatus>> Client::DrainWorker(const std::string& name,
+                                                                  bool undo) {
   v1::DrainWorkerRequest request;
-  request.set_worker(worker);
+  request.set_worker(name);
   request.set_undo(undo);
-  auto response = Call(membership_, &v1::MembershipService::Stub::DrainWorker, request);
+  const auto response = Call(membership_, &v1::MembershipService::Stub::DrainWorker, request);
   if (!response.ok()) return response.status();
-  return std::move(*response->mutable_worker());
+  std::vector<v1::WorkerStatus> workers(response->workers().begin(), response->workers().end());
+  // An older coordinator knows single workers only.
+  if (workers.empty() && response->has_worker()) workers.push_back(response->worker());
+  return workers;
+}
+
+absl::StatusOr<std::vector<v1::WorkerStatus>> Client::CordonWorker(const std::string& name,
+                                                                   bool undo) {
+  v1::CordonWorkerRequest request;
+  request.set_worker(name);
+  request.set_undo(undo);
+  const auto response = Call(membership_, &v1::MembershipService::Stub::CordonWorker, request);
+  if (!response.ok()) return response.status();
+  return std::vector<v1::WorkerStatus>(response->workers().begin(), response->workers().end());
+}
+
+absl::StatusOr<v1::ReplaceRankResponse> Client::ReplaceRank(const std::string& job_id, int rank,
+                                                            const std::string& worker,
+                                                            const std::string& reason) {
+  v1::ReplaceRankRequest request;
+  request.set_job_id(job_id);
+  request.set_rank(rank);
+  request.set_worker(worker);
+  request.set_reason(reason);
+  return Call(jobs_, &v1::JobService::Stub::ReplaceRank, request);
 }
 
 int ReportCallError(const absl::Status& status, const Client& client) {

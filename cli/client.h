@@ -6,6 +6,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
@@ -68,7 +69,12 @@ class Client {
   absl::StatusOr<v1::ReadTraceResponse> ReadTrace(const std::string& job_id, int64_t directive,
                                                   int rank, int64_t offset);
   absl::StatusOr<v1::ListWorkersResponse> ListWorkers();
-  absl::StatusOr<v1::WorkerStatus> DrainWorker(const std::string& worker, bool undo);
+  // All workers that were meant: `name` may be a node.
+  absl::StatusOr<std::vector<v1::WorkerStatus>> DrainWorker(const std::string& name, bool undo);
+  absl::StatusOr<std::vector<v1::WorkerStatus>> CordonWorker(const std::string& name, bool undo);
+  absl::StatusOr<v1::ReplaceRankResponse> ReplaceRank(const std::string& job_id, int rank,
+                                                      const std::string& worker,
+                                                      const std::string& reason);
 
  private:
   Client(std::string address, std::string token_file, const absl::StatusOr<Token>& token,

@@ -26,13 +26,14 @@ int Help(const std::vector<Command>& commands, const std::vector<std::string>& w
 }  // namespace
 
 std::vector<Command> AllCommands() {
-  return {LocalCommand(),       SubmitCommand(),      RestartCommand(),    ListCommand(),
-          StatusCommand(),      WatchCommand(),       LogsCommand(),       CancelCommand(),
-          CheckpointCommand(),  EvaluateCommand(),    TraceCommand(),      EventsCommand(),
-          MetricsCommand(),     WorkersCommand(),     DrainCommand(),      TopologyCommand(),
-          PlanCommand(),        ScheduleCommand(),    GenerateCommand(),   DataPreprocessCommand(),
-          DataInspectCommand(), CkptInspectCommand(), CkptVerifyCommand(), CompletionCommand(),
-          ManCommand(),         VersionCommand()};
+  return {LocalCommand(),       SubmitCommand(),     RestartCommand(),        ListCommand(),
+          StatusCommand(),      WatchCommand(),      LogsCommand(),           CancelCommand(),
+          CheckpointCommand(),  EvaluateCommand(),   TraceCommand(),          EventsCommand(),
+          MetricsCommand(),     WorkersCommand(),    DrainCommand(),          CordonCommand(),
+          UncordonCommand(),    ReplaceCommand(),    TopologyCommand(),       PlanCommand(),
+          ScheduleCommand(),    GenerateCommand(),   DataPreprocessCommand(), DataInspectCommand(),
+          CkptInspectCommand(), CkptVerifyCommand(), CompletionCommand(),     ManCommand(),
+          VersionCommand()};
 }
 
 int RunMuster(const std::vector<std::string>& words) {

@@ -38,6 +38,14 @@ Json ToJson(const v1::PhaseWait& wait) {
           {"missing", wait.missing()}};
 }
 
+Json ToJson(const v1::Recovery& recovery) {
+  return {{"planned", recovery.planned()},
+          {"kind", recovery.kind().empty() ? Json(nullptr) : Json(recovery.kind())},
+          {"what", recovery.what()},
+          {"elapsed_ms", Milliseconds(recovery.elapsed())},
+          {"iteration", recovery.iteration()}};
+}
+
 Json Rfc3339(const google::protobuf::Timestamp& time) {
   return absl::FormatTime(absl::RFC3339_full, FromProto(time), absl::UTCTimeZone());
 }
@@ -181,6 +189,19 @@ Json ToJson(const v1::JobStatus& job) {
         {{"iteration", checkpoint.iteration()}, {"path", checkpoint.path()}});
   }
   json["restarts"] = job.restarts();
+  json["steps_redone"] = job.steps_redone();
+  json["recovery_seconds"] = Number(job.recovery_seconds());
+  json["recovery"] = job.has_recovery() ? ToJson(job.recovery()) : Json(nullptr);
+  json["spares"] = std::vector<std::string>(job.spares().begin(), job.spares().end());
+  json["stragglers"] = Json::array();
+  for (const v1::Straggler& slow : job.stragglers()) {
+    json["stragglers"].push_back(
+        {{"rank", slow.rank()}, {"worker", slow.worker()}, {"cause", slow.cause()}});
+  }
+  json["held_back"] = Json::array();
+  for (const v1::HeldWorker& held : job.held_back()) {
+    json["held_back"].push_back({{"worker", held.worker()}, {"why", held.why()}});
+  }
   json["exit_code"] = job.ended() ? Json(job.exit_code()) : Json(nullptr);
   json["reason"] = job.reason();
   json["world_size"] = job.world_size();
@@ -195,12 +216,14 @@ Json ToJson(const v1::JobStatus& job) {
          {"limit_ms", Milliseconds(limit.limit())},
          {"longest_ms", limit.has_longest() ? Milliseconds(limit.longest()) : Json(nullptr)},
          {"samples", limit.samples()}});
+    if (limit.has_p99()) json["phase_limits"].back()["p99_ms"] = Milliseconds(limit.p99());
   }
   if (!job.progress().empty()) json["progress"] = job.progress();
   if (job.has_cause()) {
     const v1::FailureCause& cause = job.cause();
     Json& out = json["cause"];
     out["text"] = cause.text();
+    if (!cause.kind().empty()) out["kind"] = cause.kind();
     if (cause.has_rank()) out["rank"] = cause.rank();
     out["worker"] = cause.worker();
     out["node"] = cause.node();
@@ -226,6 +249,8 @@ Json ToJson(const v1::WorkerStatus& worker) {
   json["address"] = worker.address();
   json["state"] = WorkerStateName(worker.state());
   json["draining"] = worker.draining();
+  json["cordoned"] = worker.cordoned();
+  json["quarantined"] = worker.quarantined().empty() ? Json(nullptr) : Json(worker.quarantined());
   json["job_id"] = worker.job_id().empty() ? Json(nullptr) : Json(worker.job_id());
   json["rank"] = worker.job_id().empty() ? Json(nullptr) : Json(worker.rank());
   json["epoch"] = worker.job_id().empty() ? Json(nullptr) : Json(worker.epoch());

@@ -117,13 +117,40 @@ void AddWait(const v1::JobStatus& job, const StatusTextOptions& options, Page* p
   for (const v1::PhaseLimit& limit : job.phase_limits()) {
     std::string text = absl::StrCat(limit.phase(), " ", Seconds(limit.limit()));
     if (options.verbose && limit.has_longest()) {
-      absl::StrAppend(&text, " (longest of ", limit.samples(), ": ", Seconds(limit.longest()), ")");
+      absl::StrAppend(&text, " (longest of ", limit.samples(), ": ", Seconds(limit.longest()),
+                      limit.has_p99() ? absl::StrCat(", 99% within ", Seconds(limit.p99())) : "",
+                      ")");
     } else if (options.verbose) {
       absl::StrAppend(&text, " (none seen yet)");
     }
     limits.push_back(std::move(text));
   }
   if (!limits.empty()) page->Add("limits", absl::StrJoin(limits, ", "));
+}
+
+// What a recovery does now, and what those before have cost.
+void AddRecovery(const v1::JobStatus& job, Page* page) {
+  if (job.has_recovery()) {
+    const v1::Recovery& now = job.recovery();
+    std::string text = absl::StrCat(now.planned() ? "change: " : "", now.what());
+    if (now.has_elapsed()) absl::StrAppend(&text, ", for ", Seconds(now.elapsed()));
+    absl::StrAppend(&text, ", since iteration ", now.iteration());
+    page->Add("recovery", text);
+  }
+  if (job.restarts() > 0) {
+    page->Add("recovered",
+              absl::StrCat(job.restarts(), job.restarts() == 1 ? " time, " : " times, ",
+                           FormatSeconds(job.recovery_seconds()), " in all, ", job.steps_redone(),
+                           job.steps_redone() == 1 ? " step" : " steps", " redone"));
+  }
+  if (job.spares_size() > 0) page->Add("spares", absl::StrJoin(job.spares(), ", "));
+  for (const v1::Straggler& slow : job.stragglers()) {
+    page->Add("slow",
+              absl::StrCat("rank ", slow.rank(), " (worker ", slow.worker(), "): ", slow.cause()));
+  }
+  for (const v1::HeldWorker& held : job.held_back()) {
+    page->Add("held back", absl::StrCat("worker ", held.worker(), ": ", held.why()));
+  }
 }
 
 void AddTraining(const v1::JobStatus& job, Page* page) {
@@ -166,6 +193,9 @@ void AddCause(const v1::FailureCause& cause, Page* page) {
                      ", after iteration ", cause.iteration(), ", epoch ", cause.epoch());
   }
   page->Add("first cause", cause.text());
+  if (!cause.kind().empty()) {
+    absl::StrAppend(&where, where.empty() ? "" : ", ", "kind ", cause.kind());
+  }
   if (!where.empty()) page->Add("", where);
   std::vector<std::string> lines;
   for (const std::string& line : cause.last_log_lines()) lines.push_back(page->Cut(line));
@@ -232,6 +262,7 @@ std::string StatusText(const v1::JobStatus& job, absl::string_view storage_troub
   if (!job.reason().empty()) page.Add("reason", job.reason());
   if (!storage_trouble.empty()) page.Add("storage", storage_trouble);
   AddTimes(job, &page);
+  AddRecovery(job, &page);
   if (!job.progress().empty()) page.Add("progress", job.progress());
   AddWait(job, options, &page);
   AddTraining(job, &page);

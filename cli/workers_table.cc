@@ -23,8 +23,17 @@ constexpr size_t kMaxRows = 16;
 
 std::string StateOf(const v1::WorkerStatus& worker) {
   std::string state(absl::StripPrefix(v1::WorkerState_Name(worker.state()), "WORKER_STATE_"));
+  if (worker.cordoned()) state += ", cordoned";
   if (worker.draining()) state += ", draining";
+  if (!worker.quarantined().empty()) state += ", quarantined";
   return state;
+}
+
+// Why it is not alive, and the evidence against its device.
+std::string ReasonOf(const v1::WorkerStatus& worker) {
+  return absl::StrCat(worker.reason(),
+                      worker.reason().empty() || worker.quarantined().empty() ? "" : "; ",
+                      worker.quarantined());
 }
 
 double Silence(const v1::WorkerStatus& worker) {
@@ -89,9 +98,10 @@ std::string WorkersTable(const v1::ListWorkersResponse& workers) {
     rows.push_back({worker.description().name(), worker.node(), worker.description().device(),
                     worker.address(), StateOf(worker),
                     worker.job_id().empty() ? "idle"
+                    : worker.rank() < 0     ? absl::StrCat(worker.job_id(), " spare")
                                             : absl::StrCat(worker.job_id(), " rank ", worker.rank(),
                                                            " ", worker.phase()),
-                    FormatSeconds(Silence(worker)), worker.reason()});
+                    FormatSeconds(Silence(worker)), ReasonOf(worker)});
   }
   return FormatTable({"WORKER", "NODE", "DEVICE", "ADDRESS", "STATE", "WORK", "HEARD", "REASON"},
                      rows);
@@ -106,8 +116,10 @@ std::string WorkersSummary(const v1::ListWorkersResponse& workers) {
   std::map<std::pair<std::string, std::string>, Group> groups;
   std::set<std::string> nodes;
   for (const v1::WorkerStatus& worker : workers.workers()) {
-    const std::string work =
-        worker.job_id().empty() ? "idle" : absl::StrCat(worker.job_id(), " ", worker.phase());
+    const std::string work = worker.job_id().empty() ? "idle"
+                             : worker.rank() < 0
+                                 ? absl::StrCat(worker.job_id(), " spare")
+                                 : absl::StrCat(worker.job_id(), " ", worker.phase());
     Group& group = groups[{StateOf(worker), work}];
     ++group.count;
     group.longest_silence = std::max(group.longest_silence, Silence(worker));
