@@ -158,7 +158,7 @@ void SimChecks::Promises() {
   }
   for (const auto& [worker, draining] : draining_) {
     const Worker* found = core.membership().FindWorker(worker);
-    if (found != nullptr && found->draining != draining) {
+    if (found != nullptr && found->hold.draining != draining) {
       sim_->Wrong(absl::StrCat(worker, draining ? " was drained and is not" : " is drained still"));
     }
   }
@@ -172,7 +172,7 @@ std::string DescribeDurable(const Coordinator& coordinator) {
                     " epoch ", job->epoch(), " iteration ", job->iteration(), " code ",
                     job->exit_code(), " aborted ", job->aborted(), " id ", job->unique_id(),
                     " directives ", job->directives().last(), "/", job->directives().applied(), "/",
-                    job->directives_through(), " spares ", job->spares().size(), " cause ",
+                    job->directives_through(), " spares ", job->num_spares(), " cause ",
                     job->cause().has_value() ? job->cause()->text : "-", " reason ", job->reason(),
                     "\n");
     const JobHistory& history = job->history();
@@ -190,7 +190,7 @@ std::string DescribeDurable(const Coordinator& coordinator) {
     const Agent& agent = *coordinator.membership().FindAgent(worker.incarnation);
     if (agent.state == AgentState::kLost) continue;
     absl::StrAppend(&text, "worker ", name, " of ", worker.incarnation, " through ",
-                    agent.reports_through, " draining ", worker.draining, " runs ",
+                    agent.reports_through, " draining ", worker.hold.draining, " runs ",
                     worker.assignment.has_value()
                         ? absl::StrCat(worker.assignment->job_id, " ", worker.assignment->epoch,
                                        " ", worker.assignment->rank)
