@@ -65,14 +65,40 @@ TEST_F(CallsTest, RestartWithABadChangeStartsNothing) {
 
 TEST_F(CallsTest, DrainAndUndo) {
   AddWorker("node/0");
-  EXPECT_EQ(Muster({"drain", "node/0"}).out, "node/0 takes no new job\n");
+  EXPECT_EQ(Muster({"drain", "node/0"}).out, "node/0 takes no new rank\n");
   EXPECT_THAT(Muster({"workers"}).out, HasSubstr("ALIVE, draining"));
-  EXPECT_EQ(Muster({"drain", "node/0", "--undo"}).out, "node/0 takes jobs again\n");
+  EXPECT_EQ(Muster({"drain", "node/0", "--undo"}).out, "node/0 takes ranks again\n");
   const Result unknown = Muster({"drain", "nodo/0"});
   EXPECT_EQ(unknown.code, 2);
   EXPECT_EQ(unknown.err,
-            "muster: worker \"nodo/0\" is not known; did you mean node/0? (muster workers shows "
-            "them)\n");
+            "muster: \"nodo/0\" is no worker or node that is known; did you mean node/0?\n");
+}
+
+TEST_F(CallsTest, ANodeIsCordonedAndUncordoned) {
+  AddWorker("node/0");
+  AddWorker("node/1");
+  EXPECT_EQ(Muster({"cordon", "node"}).out,
+            "node/0 is cordoned and takes no new rank\nnode/1 is cordoned and takes no new rank\n");
+  EXPECT_THAT(Muster({"workers"}).out, HasSubstr("ALIVE, cordoned"));
+  const auto one = nlohmann::json::parse(Muster({"uncordon", "node/0", "--json"}).out);
+  EXPECT_EQ(one["worker"], "node/0");
+  EXPECT_EQ(one["cordoned"], false);
+  EXPECT_TRUE(one["quarantined"].is_null());
+  const auto all = nlohmann::json::parse(Muster({"uncordon", "node", "--json"}).out);
+  EXPECT_EQ(all.size(), 2u);
+  EXPECT_EQ(Muster({"cordon", "nodes"}).code, 2);
+}
+
+TEST_F(CallsTest, ARankIsReplaced) {
+  EXPECT_EQ(Muster({"replace", "job-1", "--rank", "3"}).out,
+            "rank 3 of job-1 moves from a/3 to any at the end of a step (muster events job-1)\n");
+  const auto json = nlohmann::json::parse(
+      Muster({"replace", "job-1", "--rank", "3", "--with", "b/0", "--json"}).out);
+  EXPECT_EQ(json["to"], "b/0");
+  EXPECT_EQ(json["rank"], 3);
+  EXPECT_THAT(Muster({"replace", "job-1"}).err, HasSubstr("--rank R is needed"));
+  EXPECT_EQ(Muster({"replace", "job-1", "--rank", "-1"}).code, 2);
+  EXPECT_EQ(Muster({"replace", "job-1", "--rank", "9"}).code, 2);  // as the coordinator says
 }
 
 TEST_F(CallsTest, AnUnknownJobIsTold) {

@@ -179,8 +179,30 @@ grpc::Status FakeCoordinator::DrainWorker(grpc::ServerContext*,
     *response->mutable_worker() = worker;
     return grpc::Status::OK;
   }
-  return grpc::Status(grpc::NOT_FOUND,
-                      absl::StrCat("worker \"", request->worker(), "\" is not known"));
+  return grpc::Status(grpc::NOT_FOUND, absl::StrCat("\"", request->worker(),
+                                                    "\" is no worker or node that is known"));
+}
+grpc::Status FakeCoordinator::CordonWorker(grpc::ServerContext*,
+                                           const v1::CordonWorkerRequest* request,
+                                           v1::CordonWorkerResponse* response) {
+  MutexLock lock(&mu_);
+  for (v1::WorkerStatus& worker : *workers_.mutable_workers()) {
+    if (worker.description().name() != request->worker() && worker.node() != request->worker()) {
+      continue;
+    }
+    worker.set_cordoned(!request->undo());
+    *response->add_workers() = worker;
+  }
+  if (response->workers_size() > 0) return grpc::Status::OK;
+  return grpc::Status(grpc::NOT_FOUND, "no such worker or node");
+}
+grpc::Status FakeCoordinator::ReplaceRank(grpc::ServerContext*,
+                                          const v1::ReplaceRankRequest* request,
+                                          v1::ReplaceRankResponse* response) {
+  if (request->rank() > 8) return grpc::Status(grpc::INVALID_ARGUMENT, "has ranks 0 to 8");
+  response->set_from(absl::StrCat("a/", request->rank()));
+  response->set_to(request->worker().empty() ? "any" : request->worker());
+  return grpc::Status::OK;
 }
 
 }  // namespace muster

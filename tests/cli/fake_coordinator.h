@@ -54,6 +54,10 @@ class FakeCoordinator : private v1::JobService::Service,
                            v1::ListWorkersResponse* response) override;
   grpc::Status DrainWorker(grpc::ServerContext*, const v1::DrainWorkerRequest* request,
                            v1::DrainWorkerResponse* response) override;
+  grpc::Status CordonWorker(grpc::ServerContext*, const v1::CordonWorkerRequest* request,
+                            v1::CordonWorkerResponse* response) override;
+  grpc::Status ReplaceRank(grpc::ServerContext*, const v1::ReplaceRankRequest* request,
+                           v1::ReplaceRankResponse* response) override;
   grpc::Status Find(const std::string& job_id) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
   template <typename Entry, typename Request, typename Response, typename Add>
   grpc::Status Page(std::vector<Entry> FakeCoordinator::*all_of, const Request& request,

@@ -155,6 +155,36 @@ TEST(StatusTextTest, AQueuedJobSaysWhatItLacksAndThatTheDiskIsFull) {
   EXPECT_THAT(text, HasSubstr("storage          the journal's disk is full\n"));
 }
 
+TEST(StatusTextTest, ARecoverySaysWhatItDoesAndWhatThoseBeforeHaveCost) {
+  v1::JobStatus job;
+  job.set_job_id("job-2");
+  job.set_state(v1::JOB_STATE_RECOVERING);
+  job.set_restarts(2);
+  job.set_steps_redone(1);
+  job.set_recovery_seconds(1.5);
+  job.add_spares("n3/0");
+  job.mutable_recovery()->set_what("rank 3 in place on n1/0");
+  job.mutable_recovery()->set_iteration(41);
+  job.mutable_recovery()->mutable_elapsed()->set_seconds(2);
+  v1::Straggler* slow = job.add_stragglers();
+  slow->set_rank(1);
+  slow->set_worker("n1/1");
+  slow->set_cause("data");
+  v1::HeldWorker* held = job.add_held_back();
+  held->set_worker("n2/0");
+  held->set_why("quarantined: copy bandwidth");
+  const std::string text = StatusText(job, "", {.columns = 100});
+  for (const char* line :
+       {"recovery         rank 3 in place on n1/0, for 2.0 s, since iteration 41\n",
+        "recovered        2 times, 1.5 s in all, 1 step redone\n", "spares           n3/0\n",
+        "slow             rank 1 (worker n1/1): data\n",
+        "held back        worker n2/0: quarantined: copy bandwidth\n"}) {
+    EXPECT_THAT(text, HasSubstr(line));
+  }
+  EXPECT_EQ(ToJson(job)["recovery"]["what"], "rank 3 in place on n1/0");
+  EXPECT_TRUE(ToJson(v1::JobStatus())["recovery"].is_null());
+}
+
 TEST(StatusTextTest, JsonHasTheWaitAndTheLimits) {
   const nlohmann::ordered_json json = ToJson(LargeJob());
   EXPECT_EQ(json["priority"], 3);
@@ -192,6 +222,11 @@ TEST(StatusTextTest, EveryNameOfJsonIsDocumented) {
   job.mutable_submitted_at();
   job.mutable_started_at();
   job.mutable_ended_at();
+  cause->set_kind("hang");
+  job.mutable_recovery();
+  job.add_stragglers();
+  job.add_held_back();
+  job.mutable_phase_limits(3)->mutable_p99();
   v1::StepReport* step = job.mutable_last()->mutable_step();
   step->set_loss_text("nan");
   (*step->mutable_timers_ms())["forward"] = 1;
