@@ -57,8 +57,8 @@ BuddyExchange::BuddyExchange(CommunicatorPtr group, c10::Device device, std::vec
                              SnapshotMemory* memory, CopyPace& pace)
     : group_(std::move(group)),
       device_(device),
-      buddy_(buddies[group_->rank()]),
-      sources_(SourcesOf(buddies, group_->rank())),
+      buddy_(buddies[MirrorOf(group_->rank())]),
+      sources_(SourcesOf(buddies, MirrorOf(group_->rank()))),
       memory_(memory),
       pace_(pace) {}
 
@@ -75,10 +75,12 @@ absl::Status BuddyExchange::ExchangeHeads(std::vector<Incoming>& incoming,
   std::vector<P2POp> batch;
   for (Incoming& copy : incoming) {
     copy.head = at::empty({kHeadNumbers}, at::TensorOptions().dtype(at::kLong).device(device_));
-    batch.push_back({.kind = P2POp::Kind::kRecv, .tensor = copy.head, .peer = copy.source});
+    batch.push_back(
+        {.kind = P2POp::Kind::kRecv, .tensor = copy.head, .peer = MirrorOf(copy.source)});
   }
   if (buddy_ >= 0)
-    batch.push_back({.kind = P2POp::Kind::kSend, .tensor = my_head.to(device_), .peer = buddy_});
+    batch.push_back(
+        {.kind = P2POp::Kind::kSend, .tensor = my_head.to(device_), .peer = MirrorOf(buddy_)});
   RETURN_IF_ERROR(group_->SendRecv(std::move(batch))->Wait());
   for (Incoming& copy : incoming) {
     const at::Tensor numbers = copy.head.cpu();
@@ -117,7 +119,7 @@ absl::Status BuddyExchange::ExchangeChunks(std::vector<Incoming>& incoming,
       if (!copy.has || copy.received == copy.stamp.content_bytes) continue;
       const int64_t count = std::min(kChunk, copy.stamp.content_bytes - copy.received);
       const at::Tensor chunk = Room(rooms_, room++, count);
-      batch.push_back({.kind = P2POp::Kind::kRecv, .tensor = chunk, .peer = copy.source});
+      batch.push_back({.kind = P2POp::Kind::kRecv, .tensor = chunk, .peer = MirrorOf(copy.source)});
       chunks.emplace_back(&copy, chunk);
       copy.received += count;
     }
@@ -128,7 +130,7 @@ absl::Status BuddyExchange::ExchangeChunks(std::vector<Incoming>& incoming,
       at::Tensor chunk = at::from_blob(const_cast<char*>(sent.data()), {count},
                                        at::TensorOptions().dtype(at::kByte));
       if (!device_.is_cpu()) chunk = Room(rooms_, room++, count).copy_(chunk);
-      batch.push_back({.kind = P2POp::Kind::kSend, .tensor = chunk, .peer = buddy_});
+      batch.push_back({.kind = P2POp::Kind::kSend, .tensor = chunk, .peer = MirrorOf(buddy_)});
     }
     if (batch.empty()) return absl::OkStatus();
     RETURN_IF_ERROR(group_->SendRecv(std::move(batch))->Wait());

@@ -20,8 +20,8 @@ namespace muster {
 
 class BuddyExchange {
  public:
-  // `buddies[r]`: who keeps the copy of rank r; -1: nobody. `memory` may be null: then this rank
-  // keeps nothing.
+  // `group`: all ranks, in reverse order. `buddies[r]`: who keeps the copy of rank r; -1: nobody.
+  // `memory` may be null: then this rank keeps nothing.
   BuddyExchange(CommunicatorPtr group, c10::Device device, std::vector<int> buddies,
                 SnapshotMemory* memory, CopyPace& pace);
 
@@ -40,6 +40,9 @@ class BuddyExchange {
  private:
   struct Incoming;
 
+  // A rank's index in the group, and back. Equal groups may share one communicator, where messages
+  // of the copying thread would meet those of a pipeline's; no group of training is in this order.
+  int MirrorOf(int rank) const { return group_->size() - 1 - rank; }
   absl::Status ExchangeHeads(std::vector<Incoming>& incoming, const at::Tensor& my_head);
   absl::Status ExchangeChunks(std::vector<Incoming>& incoming, absl::string_view outgoing);
   at::Tensor Room(std::vector<at::Tensor>& rooms, size_t index, int64_t bytes);

@@ -107,8 +107,8 @@ absl::Status Snapshotter::Attach(const SnapshotEpoch& epoch, int64_t iteration, 
   }
   const bool any_buddy = std::any_of(buddies.begin(), buddies.end(), [](int b) { return b >= 0; });
   if (any_buddy) {
-    std::vector<int> all(buddies.size());
-    for (size_t r = 0; r < all.size(); ++r) all[r] = static_cast<int>(r);
+    std::vector<int> all;  // in reverse: see buddy_exchange.h
+    for (size_t r = buddies.size(); r > 0; --r) all.push_back(static_cast<int>(r) - 1);
     ASSIGN_OR_RETURN(CommunicatorPtr group, world.Split("snapshots", std::move(all)));
     exchange_ = std::make_unique<BuddyExchange>(std::move(group), epoch.device, std::move(buddies),
                                                 memory_.get(), pace_);
