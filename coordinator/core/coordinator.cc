@@ -322,6 +322,7 @@ bool Coordinator::MakeRoom() {
     reforming_.erase(it->first);
     planned_at_.erase(it->first);
     agents_of_job_.erase(it->first);
+    arbiters_.erase(it->first);
     jobs_.erase(it);
     return true;
   }

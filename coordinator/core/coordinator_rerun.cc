@@ -13,6 +13,7 @@ void Coordinator::OnExamined(JobMachine& job, int rank, const ExamineMessage& me
   RerunArbiter& arbiter =
       arbiters_.try_emplace(job.identity().sequence, job.spec().rerun.continue_on_correct)
           .first->second;
+  arbiter.SetEpoch(job.epoch());
   const auto outcome = arbiter.OnReport(rank, job.ranks()[rank].worker, message.json);
   if (!outcome.ok()) {
     job.NoteEvent(now, "rerun", absl::StrCat("rank ", rank, ": ", outcome.status().message()));
@@ -24,7 +25,9 @@ void Coordinator::OnExamined(JobMachine& job, int rank, const ExamineMessage& me
 
 void Coordinator::Arbitrate(JobMachine& job, absl::Time now, std::vector<Action>* actions) {
   const auto found = arbiters_.find(job.identity().sequence);
-  if (found == arbiters_.end() || !found->second.holds()) return;
+  if (found == arbiters_.end()) return;
+  found->second.SetEpoch(job.epoch());
+  if (!found->second.holds()) return;
   RerunArbiter::Places places;
   const auto topology = RankTopology::Create(job.topology());
   for (int rank = 0; rank < job.world_size(); ++rank) {

@@ -47,6 +47,11 @@ absl::StatusOr<std::optional<RerunOutcome>> RerunArbiter::OnReport(int rank,
   return std::optional<RerunOutcome>(std::move(outcome));
 }
 
+void RerunArbiter::SetEpoch(int64_t epoch) {
+  if (epoch != epoch_) reports_.clear();
+  epoch_ = epoch;
+}
+
 void RerunArbiter::Forget() {
   Forget(/*reports=*/true);
   state_ = State::kIdle;

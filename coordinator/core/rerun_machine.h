@@ -54,6 +54,9 @@ class RerunArbiter {
   enum class State { kIdle, kInPlace, kElsewhere };
   explicit RerunArbiter(bool continue_on_correct) : continue_on_correct_(continue_on_correct) {}
 
+  // What is reported from now on is of this epoch. Reports of one that ended without a ruling are
+  // dropped: its ranks begin the step anew.
+  void SetEpoch(int64_t epoch);
   // A rank's ExamineMessage. An outcome for a transient error, once a step. INVALID_ARGUMENT: it
   // cannot be read.
   absl::StatusOr<std::optional<RerunOutcome>> OnReport(int rank, const std::string& worker,
@@ -90,6 +93,7 @@ class RerunArbiter {
 
   const bool continue_on_correct_;
   State state_ = State::kIdle;
+  int64_t epoch_ = 0;
   std::map<int, ExamineReport> reports_;  // by rank: of the stage that is under way
   std::map<int, ExamineReport> first_;    // of the run before it
   ExamineOrder rerun_;                    // the machines as they were after the run in place

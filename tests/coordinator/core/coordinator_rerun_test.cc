@@ -138,6 +138,29 @@ TEST_F(CoordinatorRerunTest, TheSameEverywhereEndsTheJobWith17) {
   EXPECT_EQ(Ordered().exit_code, 17);
 }
 
+// A rank dies while the others hold the step: what they have said is not taken for a later hold.
+TEST_F(CoordinatorRerunTest, ReportsOfAnEpochThatEndedAreDropped) {
+  Train(2, 3);
+  ExamineReport report{.iteration = 2, .finding = "found NaN", .followed = true};
+  report.common_json = EncodeRerunCommon({.state = RerunState::kWillRerunFromCheckpoint});
+  cluster_.Report(job_, 0, ExamineMessage{.iteration = 2, .json = EncodeExamineReport(report)});
+  cluster_.Report(job_, 1, ExitedReport{.signal = 9});
+  cluster_.Advance(absl::Milliseconds(500));
+  ASSERT_EQ(Job().epoch(), 2);
+  Begin();
+  cluster_.Step(job_, 2);
+  ASSERT_TRUE(cluster_.Handle(DrainWorker{.worker = WorkerOf(0)}).status.ok());
+  const std::string drained = WorkerOf(0);
+  cluster_.Advance(absl::Milliseconds(300));
+  for (const ExtraSlot& extra : Job().extras())
+    cluster_.ReportFrom(std::string(extra.slot.worker), PhaseMessage{.phase = "spare"});
+  cluster_.Advance(absl::Milliseconds(300));
+  cluster_.Phase(job_, "yielded");
+  EXPECT_EQ(Job().epoch(), 3);
+  EXPECT_NE(WorkerOf(0), drained);
+  EXPECT_TRUE(Job().examine_json().empty());
+}
+
 TEST_F(CoordinatorRerunTest, ATransientErrorIsAnEventAndACount) {
   Train(2, 2);
   ExamineReport report{.stage = ExamineReport::Stage::kTransient,
