@@ -198,6 +198,18 @@ TEST(SnapshotRecoveryTest, LostNodeIsRestoredFromItsBuddy) {
   ExpectSameCurve(workers.steps(), Train(spec), 0);
 }
 
+// The pipeline's group is all ranks, too: copies travel while its messages do.
+TEST(SnapshotRecoveryTest, CopiesDoNotMeetThePipelinesMessages) {
+  TrainTestRoot root;
+  const std::string spec = SpecOf(root, {"parallel.pipeline_model_parallel_size=2"});
+  Workers workers(spec, 2);
+  workers.RunEpoch(0, kDiesIn, kBuddy);
+  workers.NewNode(0);
+  workers.RunEpoch(-1, 0, kBuddy);
+  EXPECT_EQ(workers.restored().source, "snapshot") << workers.restored().text;
+  ExpectSameCurve(workers.steps(), Train(spec), 0);
+}
+
 // The newest generation of `owner` in the memory of `keeper`.
 SnapshotSlot NewestOf(Workers& workers, int keeper, int owner) {
   for (const HeldSnapshot& held : workers.snapshots(keeper).List(keeper)) {
