@@ -69,6 +69,9 @@ std::map<std::string, MessagePtr> GoodRequests(const std::string& job_id) {
        })},
       {"/muster.v1.MembershipService/DrainWorker",
        Make<v1::DrainWorkerRequest>([](auto* m) { m->set_worker("a/0"); })},
+      {"/muster.v1.MembershipService/CordonWorker",
+       Make<v1::CordonWorkerRequest>([](auto* m) { m->set_worker("a/0"); })},
+      {"/muster.v1.JobService/ReplaceRank", Make<v1::ReplaceRankRequest>(of_job)},
       {"/muster.v1.MembershipService/ListWorkers", Make<v1::ListWorkersRequest>([](auto*) {})},
       {"/muster.v1.RendezvousService/SetKey", Make<v1::SetKeyRequest>([&](auto* m) {
          m->set_job_id(job_id);
