@@ -75,8 +75,9 @@ TEST_F(ControlPlaneTest, WatchExitsWithTheJobsCode) {
 
 TEST_F(ControlPlaneTest, CrashedTrainerFailsTheJobAtOnceWithTheCause) {
   StartTwoWorkers();
-  const std::string job =
-      cluster_.Submit(FakeSpec(2, 100'000, {{"FAKE_CRASH_RANK", "1"}, {"FAKE_CRASH_STEP", "5"}}));
+  json spec = FakeSpec(2, 100'000, {{"FAKE_CRASH_RANK", "1"}, {"FAKE_CRASH_STEP", "5"}});
+  spec["recovery"]["max_restarts"] = 0;
+  const std::string job = cluster_.Submit(spec);
   const json status = cluster_.WaitForEnd(job);
   ASSERT_TRUE(status.is_object());
   EXPECT_EQ(status["state"], "FAILED");
@@ -94,7 +95,9 @@ TEST_F(ControlPlaneTest, KilledAgentFailsTheJobAndItsTrainersEnd) {
   cluster_.StartAgent("second", 1);
   ASSERT_TRUE(cluster_.WaitForWorkers(2));
   // Without its peer a real trainer would commit no step.
-  const std::string job = cluster_.Submit(FakeSpec(2, 100'000, {{"FAKE_PROGRESS", "0"}}));
+  json spec = FakeSpec(2, 100'000, {{"FAKE_PROGRESS", "0"}});
+  spec["recovery"]["max_restarts"] = 0;
+  const std::string job = cluster_.Submit(spec);
   ASSERT_TRUE(cluster_.WaitForIteration(job, 3)) << cluster_.last_error;
   first.Signal(SIGKILL);
   const json status = cluster_.WaitForEnd(job);
