@@ -147,7 +147,7 @@ absl::StatusOr<TrainingResult> RunAssignment(const SessionOptions& options,
                                  .process_start = options.clock.Steady(),
                                  .job_id = assignment.job_id,
                                  .place = PlaceOf(assignment),
-                       .examine_json = assignment.examine_json,
+                                 .examine_json = assignment.examine_json,
                                  .kept = &kept,
                                  .buddy = assignment.buddy,
                                  .ledger_through = assignment.ledger_through,
@@ -157,6 +157,11 @@ absl::StatusOr<TrainingResult> RunAssignment(const SessionOptions& options,
   // Peers that wait for this rank are freed at once instead of at their time-out.
   if (!result.ok()) world->Abort(std::string(result.status().message()));
   return result;
+}
+
+void EndEpoch(CommunicatorPtr& world) {
+  if (world != nullptr) world->Abort("its epoch is over");
+  world.reset();
 }
 
 // A spare: everything that needs no rank, so that the next assignment finds a warm process.
@@ -198,6 +203,8 @@ int RunSession(const SessionOptions& options) {
                    .epoch = assignment->epoch,
                    .rank = assignment->rank,
                    .worker = worker == nullptr ? "" : worker});
+    // Nobody is in the last epoch any more, but a copy for a buddy may wait there.
+    EndEpoch(kept_world);
     if (kept.job_id != assignment->job_id) {
       kept = AttemptState();
       kept.job_id = assignment->job_id;
@@ -225,6 +232,7 @@ int RunSession(const SessionOptions& options) {
           .epoch = assignment->epoch, .exit_code = result->exit_code, .reason = result->reason});
     }
   }
+  EndEpoch(kept_world);
   client.Flush(absl::Seconds(1));
   return 0;
 }

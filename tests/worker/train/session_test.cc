@@ -148,7 +148,9 @@ TEST(SessionTest, AnAbortEndsAnAttemptOfOneRankToo) {
   const auto failed = trainer.agent.WaitFor<FailedMessage>();
   EXPECT_TRUE(failed.collective);
   EXPECT_THAT(failed.reason, HasSubstr("the coordinator wants it"));
-  trainer.agent.Send(Assign(2, root.Spec()));
+  AssignMessage other = Assign(2, root.Spec());
+  other.job_id = "another job";
+  trainer.agent.Send(other);
   EXPECT_EQ(trainer.agent.WaitFor<DoneMessage>().epoch, 2);
 }
 
