@@ -44,7 +44,7 @@ void JobMachine::EndIncident(absl::Time now) {
     form = absl::Milliseconds(in.restored->form_ms);
     state = absl::Milliseconds(in.restored->state_ms);
     from = absl::StrCat(in.restored->source, " state at iteration ", in.restored->iteration);
-    redone = std::max<int64_t>(0, iteration_ - in.restored->iteration);
+    redone = std::max<int64_t>(0, in.iteration - in.restored->iteration);
   }
   const std::string text = absl::StrCat(
       in.what, "; total=", Seconds(total), " abort=", Seconds(in.aborted_at - in.failed_at),

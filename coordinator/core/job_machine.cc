@@ -286,6 +286,8 @@ void JobMachine::TellToStopAgain(absl::Time now, const SignsOfLife& signs, JobEf
 
 void JobMachine::SetState(JobState state, absl::Time now) {
   if (state_ == state) return;
+  const bool forms = state == JobState::kForming || state == JobState::kRecovering;
+  if (IsForming() && !forms && !IsEnded(state)) reason_.clear();  // of what is over
   state_ = state;
   // A save that has begun may end, once, before a job that shall stop is killed.
   if (state == JobState::kCheckpointing && cancel_deadline_.has_value() && !cancel_extended_) {

@@ -60,8 +60,11 @@ void JobMachine::CheckChange(absl::Time now, JobEffects* effects) {
   }
   change.stage = PlannedChange::Stage::kYielding;
   change.directive = directive->number;
-  change.deadline =
-      now + std::max(options_.yield_limit, 2 * clock_.limits().Limit(WaitPhase::kStep));
+  // A step that has begun may end, as far as one knows how long that takes.
+  const PhaseLimits& limits = clock_.limits();
+  const bool learned = limits.Samples(WaitPhase::kStep).count > 0;
+  change.deadline = now + options_.yield_limit +
+                    (learned ? limits.Limit(WaitPhase::kStep) : absl::ZeroDuration());
   Changed();
 }
 

@@ -190,7 +190,7 @@ absl::Status JobMachine::Condemn(int rank, const std::string& text, absl::Time n
 void JobMachine::CheckRecovery(absl::Time now, JobEffects* effects) {
   if (exit_deadline_.has_value() && *exit_deadline_ <= now) {
     exit_deadline_.reset();  // the next plan goes without those workers
-    unsaved_.state = true;
+    Changed();
   }
   StopLateHelpers(now, effects);
   if (workers_deadline_.has_value() && *workers_deadline_ <= now && wants_plan()) {

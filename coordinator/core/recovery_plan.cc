@@ -177,28 +177,27 @@ class Planner {
   }
 
   // Takes what it uses out of the list: the rank's former worker (it was given back), else one of
-  // the same node, else the first.
+  // the same node, else the first that nobody else wants so.
   void FromWorkers(RankSource source, std::vector<const RecoveryWorker*>* free,
                    RecoveryPlan* plan) {
-    for (size_t r = 0; r < plan->ranks.size() && !free->empty(); ++r) {
-      if (!plan->ranks[r].worker.empty()) continue;
-      auto chosen = free->begin();
-      RankSource used = source;
-      if (seats_[r].former != kNone) {
-        const RecoveryWorker& former = in_.ranks[seats_[r].former].worker;
-        const auto find = [&](auto matches) {
-          return std::find_if(free->begin(), free->end(), matches);
-        };
-        auto it = find([&](const RecoveryWorker* w) { return w->name == former.name; });
-        if (it != free->end()) {
-          used = RankSource::kInPlace;
-        } else {
-          it = find([&](const RecoveryWorker* w) { return w->node == former.node; });
-        }
-        if (it != free->end()) chosen = it;
+    enum class Match { kWorker, kNode, kAny };
+    for (const Match match : {Match::kWorker, Match::kNode, Match::kAny}) {
+      for (size_t r = 0; r < plan->ranks.size() && !free->empty(); ++r) {
+        if (!plan->ranks[r].worker.empty()) continue;
+        const int former = seats_[r].former;
+        if (match != Match::kAny && former == kNone) continue;
+        const auto chosen =
+            std::find_if(free->begin(), free->end(), [&](const RecoveryWorker* worker) {
+              if (match == Match::kAny) return true;
+              const RecoveryWorker& before = in_.ranks[former].worker;
+              return match == Match::kWorker ? worker->name == before.name
+                                             : worker->node == before.node;
+            });
+        if (chosen == free->end()) continue;
+        const bool back = match == Match::kWorker;
+        plan->ranks[r] = {(*chosen)->name, back ? RankSource::kInPlace : source, kNone};
+        free->erase(chosen);
       }
-      plan->ranks[r] = {(*chosen)->name, used, kNone};
-      free->erase(chosen);
     }
   }
 

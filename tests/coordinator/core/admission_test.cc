@@ -158,7 +158,8 @@ TEST_F(AdmissionTest, ManyJobsShareTheWorkersAndAllEnd) {
         jobs.push_back(cluster.Submit({.world_size = 1 + pick(5),
                                        .spares = pick(2),
                                        .priority = pick(3),
-                                       .save = pick(2) == 0 ? "/ckpt" : ""}));
+                                       .save = pick(2) == 0 ? "/ckpt" : "",
+                                       .max_restarts = pick(3)}));
       }
       for (const std::string& id : jobs) {
         const JobMachine& job = cluster.Job(id);
@@ -177,6 +178,7 @@ TEST_F(AdmissionTest, ManyJobsShareTheWorkersAndAllEnd) {
             break;
           case 2:
           case 3:
+            if (job.aborted()) break;  // it waits for workers
             cluster.Step(id, 10);
             cluster.Done(id);
             break;

@@ -101,7 +101,8 @@ Event RandomEvents::Batch(const Coordinator& core, Agent* agent) {
     if (Chance(3)) from.epoch += 1;  // stale
     const JobMachine* job = core.FindJob(from.job_id);
     for (int i = Pick(3); i >= 0; --i) {
-      batch.reports.push_back({from, Report(*job, std::max(from.rank, 0))});
+      const int last = static_cast<int>(job->ranks().size()) - 1;
+      batch.reports.push_back({from, Report(*job, std::clamp(from.rank, 0, last))});
     }
   }
   if (batch.sequence > agent->sent) agent->sent = batch.sequence;
@@ -110,21 +111,23 @@ Event RandomEvents::Batch(const Coordinator& core, Agent* agent) {
 
 ReportBody RandomEvents::Report(const JobMachine& job, int rank) {
   const int what = Pick(100);
-  static const char* const kPhases[] = {"forming", "loading", "training", "evaluating", "saving"};
-  if (what < 30) return PhaseMessage{1, kPhases[Pick(5)], Chance(50) ? "1 of 2" : ""};
+  static const char* const kPhases[] = {"forming",    "restoring", "training", "training",
+                                        "evaluating", "saving",    "yielded",  "spare"};
+  if (what < 30) return PhaseMessage{1, kPhases[Pick(8)], Chance(50) ? "1 of 2" : ""};
   if (what < 36) return PublishUniqueIdMessage{1, "abcd"};
   if (what < 66) {
     StepMessage step;
     step.iteration = std::max<int64_t>(1, job.iteration() + 1 - (Chance(10) ? Pick(3) : 0));
     step.consumed_samples = step.iteration * 8;
-    step.lm_loss = 1.0 / (1 + Pick(100));
-    if (Chance(20)) step.lm_loss.reset();
+    // Mostly what any attempt finds.
+    step.lm_loss = Chance(99) ? 1.0 / step.iteration : 7.0;
+    if (step.iteration % 5 == 0) step.lm_loss.reset();
     if (Chance(20)) step.num_zeros = Pick(1000);
     if (Chance(20)) step.params_norm = Pick(1000) / 7.0;
     for (const auto& [name, value] : kStepSideLosses) {
       if (Chance(20)) step.*value = Pick(1000) / 3.0;
     }
-    if (Chance(50)) step.grad_norm = std::numeric_limits<double>::infinity();
+    if (step.iteration % 2 == 0) step.grad_norm = std::numeric_limits<double>::infinity();
     step.learning_rate = Chance(10) ? std::numeric_limits<double>::quiet_NaN() : 0.1;
     step.elapsed_ms = Pick(4000) / 3.0;
     step.applied_directive = job.directives().last();
@@ -135,6 +138,7 @@ ReportBody RandomEvents::Report(const JobMachine& job, int rank) {
   if (what < 70) return EvaluationMessage{1, job.iteration(), "valid", 2.5, 12.2, false};
   if (what < 75) return CheckpointMessage{1, job.iteration(), "/ckpt", Chance(80), "quota", 12.5};
   if (what < 80) return EventMessage{1, "slow", "rank is \"slow\" \xc3\xa9"};
+  if (what < 82) return RestoredMessage{1, job.iteration(), "live", "", 12.5, 3, 100};
   if (what < 83) return LogLines{{"hello"}};
   if (what < 91) return DoneMessage{1, Chance(80) ? 0 : 16, "trained"};
   if (what < 93) return FailedMessage{1, "no memory", Chance(60)};
@@ -147,6 +151,10 @@ ReportBody RandomEvents::Report(const JobMachine& job, int rank) {
 
 Event RandomEvents::Submit() {
   TestSpecOptions spec{.world_size = 1 + Pick(4), .spares = Pick(2), .priority = Pick(3)};
+  spec.max_restarts = Chance(30) ? 0 : 1 + Pick(6);
+  spec.elastic = Chance(40);
+  spec.skip_poisoned_batch = Chance(50);
+  spec.wait_for_workers_s = 1 + Pick(60);
   if (Chance(60)) spec.save = "/ckpt";
   SubmitJob submit{.spec_json = TestSpec(spec)};
   if (Chance(30)) submit.idempotency_key = absl::StrCat("key-", Pick(20));
