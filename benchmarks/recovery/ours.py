@@ -32,7 +32,7 @@ class Ours:
         survivor = self.job.next_step(killed + _STEPS_UNDER_WAY * step_s)
         full = self.to_full_width(worker, survivor)
         self.job.wait_steps(20, full)
-        redone = re.search(r"(\d+) steps? redone", recovered["text"])
+        redone = re.search(r"steps_redone=(\d+)", recovered["text"])
         return {"step_s": step_s, "survivor_s": survivor - killed, "full_s": full - killed, "lost": int(redone[1]) if redone else 0,
                 "known_s": known["at"] - killed, "text": recovered["text"]}
 

@@ -95,6 +95,7 @@ Process& Cluster::StartAgent(const std::string& name, int slots, const std::stri
       Binary("muster-worker"), "--coordinator", address_, "--device",    "cpu",       "--slots",
       absl::StrCat(slots),     "--name",        name,     "--advertise", "127.0.0.1", "--state-dir",
       folder_ / name};
+  command.insert(command.end(), agent_options.begin(), agent_options.end());
   if (!trainer_.empty()) {
     command.push_back("--trainer");
     command.push_back(trainer_);

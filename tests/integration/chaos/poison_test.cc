@@ -1,0 +1,76 @@
+// A batch that kills whoever computes it: the job does not loop over it, and says what it is.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <sstream>
+
+#include "absl/strings/str_cat.h"
+#include "tests/integration/chaos/unbroken_run.h"
+
+namespace muster {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+class PoisonTest : public ::testing::Test {
+ protected:
+  PoisonTest() : cluster_("") {
+    cluster_.agent_options = {"--plugin-dir", PLUGIN_DIR};
+    for (const char* name : {"a", "b"}) cluster_.StartAgent(name, 1);
+    EXPECT_TRUE(cluster_.WaitForWorkers(2)) << cluster_.last_error;
+    spec_ = ChaosSpec(ChaosLayouts()[0], 40);
+    spec_["plugin"] = PLUGIN_DIR "/libpoison.so";
+    spec_["model"]["forward_step"] = "poison";
+    spec_["training"]["global_batch_size"] = 2;  // a microbatch a rank and step
+    spec_["evaluation"] = {{"eval_iters", 0}};
+    spec_["recovery"] = {{"max_restarts", 100}, {"max_failures_of_step", 3}};
+  }
+
+  // The sum of a microbatch that comes once, in the given step, as a run tells.
+  std::string SumOfStep(int64_t step) {
+    json spec = spec_;
+    spec["resources"]["env"]["TEST_POISON_SUMS"] = cluster_.folder() / "sums";
+    unbroken_ = RunUnbroken(cluster_, spec);
+    std::vector<std::string> sums;
+    std::istringstream lines(FileText(cluster_.folder() / "sums"));
+    for (std::string line; std::getline(lines, line);) sums.push_back(line);
+    for (size_t i = 2 * (step - 1); i < sums.size(); ++i) {
+      if (std::count(sums.begin(), sums.end(), sums[i]) == 1) return sums[i];
+    }
+    ADD_FAILURE() << "no sum comes once";
+    return "";
+  }
+
+  Cluster cluster_;
+  json spec_;
+  UnbrokenRun unbroken_;
+};
+
+TEST_F(PoisonTest, ABatchThatKillsAgainAndAgainEndsTheJobAndIsNamed) {
+  spec_["resources"]["env"]["TEST_POISON"] = SumOfStep(10);
+  const std::string job = cluster_.Submit(spec_);
+  ASSERT_NE(job, "") << cluster_.last_error;
+  const json status = cluster_.WaitForEnd(job);
+  ASSERT_TRUE(status.is_object()) << cluster_.Muster({"events", job}).out;
+  EXPECT_EQ(status["state"], "FAILED") << status;
+  EXPECT_EQ(status["exit_code"], 1);
+  // The third failure of the step is the last; the first may be known before the step before it is.
+  EXPECT_GE(status["restarts"], 2) << cluster_.Muster({"events", job}).out;
+  EXPECT_LE(status["restarts"], 3) << cluster_.Muster({"events", job}).out;
+  EXPECT_EQ(status["cause"]["signal"], SIGABRT) << status;
+  const int64_t iteration = status["iteration"];
+  EXPECT_GE(iteration, 9);
+  EXPECT_THAT(status["reason"].get<std::string>(), HasSubstr(absl::StrCat(iteration + 1)))
+      << "the step";
+  EXPECT_TRUE(cluster_.WaitForWorkers(2));
+  EXPECT_TRUE(cluster_.NoTrainerLeft());
+  // What was done before it is what the unbroken run did.
+  const std::vector<std::string> numbers = StepNumbers(cluster_, job);
+  ASSERT_EQ(numbers.size(), static_cast<size_t>(iteration));
+  for (size_t i = 0; i < numbers.size(); ++i) EXPECT_EQ(numbers[i], unbroken_.numbers[i]);
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,121 @@
+// A network that is cut while a recovery goes on: it waits, and goes on when the network is back.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/stat.h>
+
+#include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
+#include "tests/integration/chaos/unbroken_run.h"
+#include "tests/integration/network_namespaces.h"
+
+namespace muster {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kCoordinator = 0, kFirst = 1, kSecond = 2;  // hosts
+
+class RecoveryPartitionTest : public ::testing::Test {
+ protected:
+  RecoveryPartitionTest() : hosts_(folder_.path(), 3) {}
+
+  void SetUp() override {
+    if (!hosts_.ok()) GTEST_SKIP() << hosts_.error();
+    PutFileText(folder_ / "token", "a-token-of-this-test\n");
+    ASSERT_EQ(chmod((folder_ / "token").c_str(), 0600), 0);
+    address_ = hosts_.address(kCoordinator) + ":7700";
+    Start(kCoordinator,
+          {Binary("muster-coordinator"), "--listen", address_, "--http", "127.0.0.1:0",
+           "--state-dir", folder_ / "coordinator", "--token-file", folder_ / "token"});
+    for (const int host : {kFirst, kSecond}) {
+      const std::string name = host == kFirst ? "first" : "second";
+      Start(host, {Binary("muster-worker"), "--coordinator", address_, "--device", "cpu", "--name",
+                   name, "--advertise", hosts_.address(host), "--state-dir", folder_ / name,
+                   "--token-file", folder_ / "token"});
+    }
+    ASSERT_TRUE(Eventually([&] {
+      const json workers = Muster({"workers", "--json"});
+      return workers.is_array() && workers.size() == 2 && workers[0]["state"] == "ALIVE" &&
+             workers[1]["state"] == "ALIVE";
+    })) << processes_[0]->Stderr();
+  }
+
+  void Start(int host, std::vector<std::string> command) {
+    processes_.push_back(std::make_unique<Process>(
+        folder_.path(), hosts_.On(host, std::move(command)),
+        std::map<std::string, std::string>{{"MUSTER_TEST_FOLDER", folder_.path()}}));
+  }
+  Result Run(std::vector<std::string> words) {
+    words.insert(words.begin(), Binary("muster"));
+    return RunCommand(folder_.path(), hosts_.On(kCoordinator, std::move(words)),
+                      {{"MUSTER_COORDINATOR", address_}, {"MUSTER_TOKEN_FILE", folder_ / "token"}});
+  }
+  json Muster(std::vector<std::string> words) {
+    const Result result = Run(std::move(words));
+    return result.code == 0 ? json::parse(result.out, nullptr, false) : json(nullptr);
+  }
+  std::string Submit(const json& spec) {
+    PutFileText(folder_ / "spec.json", spec.dump());
+    const json submitted = Muster({"submit", folder_ / "spec.json", "--json"});
+    return submitted.is_object() ? submitted["job_id"].get<std::string>() : "";
+  }
+  bool WaitForIteration(const std::string& job, int64_t iteration) {
+    return Eventually([&] {
+      const json status = Muster({"status", job, "--json"});
+      return status.is_object() && status["iteration"].get<int64_t>() >= iteration;
+    });
+  }
+  // The numbers of each step, once it has completed.
+  std::vector<std::string> NumbersAtTheEnd(const std::string& job) {
+    json status;
+    EXPECT_TRUE(Eventually(
+        [&] {
+          status = Muster({"status", job, "--json"});
+          return status.is_object() && !status["exit_code"].is_null();
+        },
+        absl::Seconds(90)))
+        << Run({"events", job}).out << processes_[0]->Stderr();
+    EXPECT_EQ(status["state"], "COMPLETED") << status << Run({"events", job}).out;
+    std::vector<std::string> numbers;
+    for (const json& record : JsonLines(Run({"metrics", job, "--json"}).out)) {
+      numbers.push_back(json{record["iteration"], record["consumed_samples"], record["lm_loss"],
+                             record["grad_norm"]}
+                            .dump());
+    }
+    return numbers;
+  }
+  std::vector<pid_t> Trainers() {
+    std::vector<pid_t> pids = ProcessesNaming("MUSTER_TEST_FOLDER=" + folder_.path());
+    std::erase_if(pids, [](pid_t pid) {
+      return FileText(absl::StrCat("/proc/", pid, "/cmdline")).rfind(Binary("muster-trainer"), 0) !=
+             0;
+    });
+    return pids;
+  }
+
+  TempFolder folder_;
+  NetworkNamespaces hosts_;
+  std::string address_;
+  std::vector<std::unique_ptr<Process>> processes_;
+};
+
+TEST_F(RecoveryPartitionTest, SurvivorsNodeIsCutOffWhileTheOtherIsRestarted) {
+  const json spec = ChaosSpec(ChaosLayouts()[0], 150);
+  const std::vector<std::string> unbroken = NumbersAtTheEnd(Submit(spec));
+  ASSERT_EQ(unbroken.size(), 150u);
+  for (const int host : {kFirst, kSecond}) {
+    const std::string job = Submit(spec);
+    ASSERT_TRUE(WaitForIteration(job, 20)) << Run({"events", job}).out;
+    const std::vector<pid_t> trainers = Trainers();
+    ASSERT_EQ(trainers.size(), 2u);
+    kill(trainers.back(), SIGKILL);
+    ASSERT_TRUE(hosts_.Cut(host, true)) << hosts_.error();
+    absl::SleepFor(absl::Seconds(3));  // twice the heartbeat's limit
+    ASSERT_TRUE(hosts_.Cut(host, false)) << hosts_.error();
+    ExpectSameNumbers(NumbersAtTheEnd(job), unbroken);
+  }
+}
+
+}  // namespace
+}  // namespace muster

@@ -1,0 +1,48 @@
+// A small GPT job that must compute the same numbers whatever happens to its processes, and the
+// comparison with its unbroken run.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "nlohmann/json.hpp"
+#include "tests/integration/chaos/chaos_cluster.h"
+
+namespace muster {
+
+struct ChaosLayout {
+  const char* name;
+  int world_size;
+  nlohmann::json parallel;         // fields of the section
+  std::vector<int> slots_of_node;  // workers of each node, spares included
+};
+// Data parallel (plain, distributed optimizer), tensor, pipeline parallel, and 2 x 2; each with a
+// node more than it needs.
+const std::vector<ChaosLayout>& ChaosLayouts();
+
+// Dropout is on: a recovery has to restore the random states, too. Some milliseconds a step.
+nlohmann::json ChaosSpec(const ChaosLayout& layout, int train_iters);
+
+// What each step has computed, in order of the ledger: a line of JSON with all digits, without what
+// the clock and the attempt have to say.
+std::vector<std::string> StepNumbers(Cluster& cluster, const std::string& job);
+// The same lines, and each iteration once.
+void ExpectSameNumbers(const std::vector<std::string>& numbers,
+                       const std::vector<std::string>& unbroken);
+
+// The numbers of a run that nothing happens to, and its evaluations.
+struct UnbrokenRun {
+  std::vector<std::string> numbers;
+  nlohmann::json evaluations;
+};
+UnbrokenRun RunUnbroken(Cluster& cluster, const nlohmann::json& spec);
+
+// The job has completed as `unbroken` did, all workers are idle and no trainer is left. With
+// everything that may explain why not: events, logs, what was done.
+void ExpectEndsAsUnbroken(ChaosCluster& chaos, const std::string& job, const UnbrokenRun& unbroken,
+                          absl::Duration limit = absl::Seconds(90));
+
+// Everything that may explain a failure.
+std::string Report(ChaosCluster& chaos, const std::string& job);
+
+}  // namespace muster
