@@ -94,7 +94,9 @@ void JobMachine::Save(const Unsaved& what, DurableChanges* changes) const {
   if (what.state) {
     VisitState(writer, *this);
     writer("directives_applied", directives_.applied());
-    writer.Nested("incident", std::optional<Incident>(incident_),
+    std::optional<Incident> incident;
+    if (incident_.launched_at > absl::InfinitePast() || incident_.number > 0) incident = incident_;
+    writer.Nested("incident", incident,
                   [](auto& inner, auto& incident) { VisitIncident(inner, incident); });
     writer.Nested("totals", std::optional<RecoveryTotals>(totals_),
                   [](auto& inner, auto& totals) { VisitTotals(inner, totals); });

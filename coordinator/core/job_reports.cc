@@ -63,7 +63,8 @@ bool EndedByItself(const ExitedReport& exited) {
 // It was refused by an agent that is about to end or still ends another one: it says nothing about
 // the job.
 bool IsOfItsAgent(const ExitedReport& exited) {
-  for (const char* part : {"agent is ending", "still ", "never came"}) {
+  for (const char* part :
+       {"agent is ending", "still has the trainer", "still ending", "never came"}) {
     if (absl::StrContains(exited.launch_error, part)) return true;
   }
   return false;

@@ -164,6 +164,20 @@ TEST_F(RecoveryTest, WhatIsWrongAtTheFirstStartFailsAtOnce) {
   EXPECT_THAT(Job().reason(), HasSubstr("no provider of that name"));
 }
 
+TEST_F(RecoveryTest, ATrainerThatCannotBeStartedAtFirstFailsTheJobAtOnce) {
+  for (int node : {1, 2}) cluster_.Join(node);
+  job_ = cluster_.Submit({.max_restarts = 3});
+  cluster_.Report(job_, 0, ExitedReport{.launch_error = "/ckpt is still not seen by n2"});
+  EXPECT_EQ(Job().state(), JobState::kFailed);
+}
+
+TEST_F(RecoveryTest, AnAgentThatIsEndingIsNoFaultOfTheJob) {
+  for (int node : {1, 2, 3}) cluster_.Join(node);
+  job_ = cluster_.Submit({.max_restarts = 3});
+  cluster_.Report(job_, 0, ExitedReport{.launch_error = "the worker's agent is ending"});
+  EXPECT_EQ(Job().state(), JobState::kRecovering);
+}
+
 TEST_F(RecoveryTest, ACrashAtTheFirstStartIsRecovered) {
   for (int node : {1, 2}) cluster_.Join(node);
   job_ = cluster_.Submit({.max_restarts = 3});

@@ -14,7 +14,7 @@ std::map<std::string, nlohmann::json> EndOf(const Coordinator& core) {
   std::map<std::string, nlohmann::json> end;
   for (const DurableRecord& record : core.SaveAll().records) {
     nlohmann::json value = nlohmann::json::parse(*record.value);
-    for (const char* field : {"version", "phase_samples"}) {
+    for (const char* field : {"version", "phase_samples", "step_lengths"}) {
       if (value.is_object()) value.erase(field);
     }
     end[record.key] = value;
