@@ -12,7 +12,7 @@ SPEC = {
     "model": {"num_layers": LAYERS, "hidden_size": HIDDEN, "num_attention_heads": HEADS, "seq_length": SEQ, "vocab_size": VOCAB,
               "make_vocab_size_divisible_by": 32, "add_qkv_bias": True, "attention_dropout": 0.0, "hidden_dropout": 0.0},
     "data": {"dataset_provider": "mock"},
-    "training": {"micro_batch_size": 1, "train_iters": 10_000_000, "num_threads": 1, "log_interval": 1},
+    "training": {"micro_batch_size": 1, "train_iters": 200_000, "num_threads": 1, "log_interval": 1},
     "optimizer": {"lr": 3e-4, "weight_decay": 0.1, "adam_beta2": 0.95},
     "evaluation": {"eval_iters": 0},
     "recovery": {"snapshot_interval": SAVE_EVERY, "max_restarts": 1000},

@@ -67,6 +67,4 @@ class Elastic(Ours):
 
     def to_full_width(self, worker, survivor):
         self.cluster.command("uncordon", worker)
-        wait_for("full width", lambda: self.job.status()["world_size"] == self.workers, 90, 0.02)
-        grown = self.job.event(survivor, "recovered", "grown")
-        return grown["at"]
+        return self.job.event(survivor, "reformed", limit_s=90)["at"]
