@@ -145,6 +145,18 @@ void Progress::OnRecord(const v1::JobStatus& job, const v1::MetricsRecord& recor
   last_line_iteration_ = step.iteration();
 }
 
+namespace {
+
+// What a person wants to know of a job in this state: of a recovery why it is and what is done.
+std::string Detail(const v1::JobStatus& job) {
+  if (job.state() != v1::JOB_STATE_RECOVERING || job.reason().empty())
+    return job.progress().empty() ? job.reason() : job.progress();
+  const std::string& what = job.recovery().what();
+  return absl::StrCat(job.reason(), what.empty() ? "" : "; ", what);
+}
+
+}  // namespace
+
 void Progress::OnState(const v1::JobStatus& job, absl::Duration now) {
   // Evaluating and saving come and go with every interval: their results say enough.
   const bool was_training = last_state_ == v1::JOB_STATE_RUNNING ||
@@ -153,7 +165,7 @@ void Progress::OnState(const v1::JobStatus& job, absl::Duration now) {
   const bool told = job.state() == v1::JOB_STATE_QUEUED || job.state() == v1::JOB_STATE_FORMING ||
                     job.state() == v1::JOB_STATE_RECOVERING ||
                     (job.state() == v1::JOB_STATE_RUNNING && !was_training);
-  const std::string& detail = job.progress().empty() ? job.reason() : job.progress();
+  const std::string detail = Detail(job);
   const bool entered = job.state() != last_state_;
   // Many ranks come to their places one by one: not a line for each.
   const bool moved =

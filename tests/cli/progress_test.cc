@@ -47,6 +47,19 @@ TEST(ProgressTest, PlainOutputIsALineAnInterval) {
   EXPECT_THAT(text, HasSubstr("ETA 7.5 s"));
 }
 
+TEST(ProgressTest, ARecoverySaysWhyAndWhatIsDone) {
+  std::ostringstream out;
+  Progress progress({.log_interval = 25}, &out);
+  v1::JobStatus job = Job(v1::JOB_STATE_RECOVERING);
+  job.set_reason("rank 1 (worker a/1, node a): the trainer was killed by signal 9 (SIGKILL)");
+  job.set_progress("ranks 0-1: launched");
+  job.mutable_recovery()->set_what("rank 1 in place on a/1");
+  progress.OnJob(job, absl::Seconds(1));
+  EXPECT_EQ(out.str(),
+            "job-1 RECOVERING: rank 1 (worker a/1, node a): the trainer was killed by signal 9 "
+            "(SIGKILL); rank 1 in place on a/1\n");
+}
+
 TEST(ProgressTest, SlowStepsAreTold) {
   std::ostringstream out;
   Progress progress({.log_interval = 1000}, &out);
