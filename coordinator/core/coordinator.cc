@@ -27,10 +27,9 @@ bool IsFinalWord(const ReportBody& body) {
 bool Holds(const Worker& worker, const TrainerReport& report) {
   if (!worker.assignment.has_value()) return false;
   AssignmentRef from = report.assignment;
-  // An agent that was told to stop what it was never told to launch does not know the rank.
-  const auto* exited = std::get_if<ExitedReport>(&report.body);
-  const bool never_ran = exited != nullptr && !exited->launch_error.empty();
-  if (never_ran) from.rank = worker.assignment->rank;
+  // An agent that was told to stop what it was never told to launch does not know the rank: it says
+  // none, or the one that a survivor had in the epoch before.
+  if (std::holds_alternative<ExitedReport>(report.body)) from.rank = worker.assignment->rank;
   return from == *worker.assignment;
 }
 
@@ -142,6 +141,13 @@ absl::Status Coordinator::On(const StorageState& event, absl::Time now, Outcome*
 }
 
 absl::Status Coordinator::On(const ReportBatch& event, absl::Time now, Outcome* out) {
+  // While the journal cannot be written, batches are turned away before they come here. What they
+  // said must not be taken for lost: the agent has it, and sends it again by its next stream.
+  if (const Agent* sender = membership_.FindStream(event.stream);
+      sender != nullptr && !storage_.writable && event.sequence > sender->reports_through + 1) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "report batch ", event.sequence, " came, but ", sender->reports_through + 1, " is next"));
+  }
   ASSIGN_OR_RETURN(const bool is_new, membership_.AcceptBatch(event.stream, event.sequence, now));
   const Agent* agent = membership_.FindStream(event.stream);
   const std::string incarnation = agent->incarnation;

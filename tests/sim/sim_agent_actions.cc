@@ -71,6 +71,7 @@ void SimAgents::OnTrainerExited(const SimRun& run, const SimExit& exit) {
 void SimAgents::SayStale(int node) {
   Agent& agent = *agents_[node];
   // The coordinator must know by now that it is over. (Memories wake the machine minutes later.)
+  if (!agent.up) return;
   const std::optional<absl::Duration> wake = agent.machine->NextWake();
   const bool settled = agent.up && agent.welcomed && agent.stream != 0 &&
                        agent.unacknowledged.empty() &&
@@ -95,8 +96,18 @@ void SimAgents::Doer::Do(const StartTrainerAction& action) {
 void SimAgents::Doer::Do(const SendToTrainerAction& action) {
   const auto pid = agent_.pids.find({action.worker, action.run});
   if (pid == agent_.pids.end()) return;
+  if (const auto* assign = std::get_if<AssignMessage>(&action.message)) {
+    AssignmentRef& running = agent_.running[{action.worker, action.run}];
+    if (running.epoch < assign->epoch) agent_.past.push_back(running);
+    running = {action.worker, assign->job_id, assign->epoch, assign->rank};
+  }
+  AgentToTrainer message = action.message;
+  if (auto* assign = std::get_if<AssignMessage>(&message);
+      assign != nullptr && action.snapshot_memory != 0) {
+    assign->snapshot_memory = all_.MemoryName(agent_, action.snapshot_memory);
+  }
   all_.sim_->At(absl::Microseconds(100),
-                [trainers = all_.trainers_, pid = pid->second, message = action.message] {
+                [trainers = all_.trainers_, pid = pid->second, message = std::move(message)] {
                   trainers->Send(pid, message);
                 });
 }
@@ -122,18 +133,22 @@ void SimAgents::Doer::Do(const TracePieceAction&) {
 }
 
 void SimAgents::Doer::Do(const LookAtProcessAction& action) {
-  const bool running = agent_.pids.contains({action.worker, action.run});
+  const auto pid = agent_.pids.find({action.worker, action.run});
+  const bool running = pid != agent_.pids.end();
+  const std::string state = running ? all_.trainers_->ProcessState(pid->second) : "";
   const SimRun run{agent_.node, agent_.life, action.worker, action.run};
-  all_.sim_->At(absl::Microseconds(100), [all = &all_, run, request = action.request, running] {
+  all_.sim_->At(absl::Microseconds(100), [all = &all_, run, request = action.request, running,
+                                          state] {
     Agent& agent = *all->agents_[run.node];
     if (!agent.up || agent.life != run.life) return;
     Doer(all, &agent)
-        .Handle(RunEvent{run.worker, run.run,
-                         RunEvent::ProcessSeen{request, running, running ? "S" : "", 0}});
+        .Handle(RunEvent{run.worker, run.run, RunEvent::ProcessSeen{request, running, state, 0}});
   });
 }
 
-void SimAgents::Doer::Do(const FreeSnapshotMemoryAction&) {}
+void SimAgents::Doer::Do(const FreeSnapshotMemoryAction& action) {
+  all_.trainers_->FreeMemory(all_.MemoryName(agent_, action.id));
+}
 
 // Simulated devices are good.
 void SimAgents::Doer::Do(const CheckDeviceAction& action) {
@@ -216,6 +231,10 @@ void SimAgents::Ask(int node, int life, const std::string& worker, int64_t run,
                             .count = request.count,
                             .limit = absl::Minutes(1)},
                  reply);
+}
+
+std::string SimAgents::MemoryName(const Agent& agent, int64_t memory) {
+  return absl::StrCat(agent.name, "/", agent.life, "/", memory);
 }
 
 // ---- the state folder

@@ -64,7 +64,8 @@ void SimAgents::Crash(int node) {
   agent.up = false;
   agent.running.clear();
   agent.pids.clear();
-  trainers_->AgentDied(node);  // their control sockets are gone
+  trainers_->AgentDied(
+      node, absl::StrCat(agent.name, "/", agent.life, "/"));  // their control sockets are gone
   network_->AgentDied(std::exchange(agent.stream, 0));
 }
 

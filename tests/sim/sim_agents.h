@@ -65,6 +65,8 @@ class SimAgents {
   struct Machine;
   class Doer;
 
+  // Of a memfd, which ends with its agent.
+  static std::string MemoryName(const Agent& agent, int64_t memory);
   void Loop(int node);
   void Retry(int node);
   void Register(int node);

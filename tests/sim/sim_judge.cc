@@ -43,6 +43,11 @@ void SimCluster::JudgeJob(const JobMachine& job) {
     sim_.Wrong(absl::StrCat(job.job_id(), " (", JobStateName(job.state()), ", ", job.reason(),
                             "): ", what));
   };
+  if (sim_.tracing()) {
+    for (const auto& entry : job.history().events().entries()) {
+      sim_.Trace(job.job_id(), " event: ", entry.value.kind, ": ", entry.value.text);
+    }
+  }
   if (!job.ended()) bad(absl::StrCat("did not end; ", job.Progress()));
   if (job.ended() && !job.released()) bad("holds workers");
   tally_.restarts += std::max<int>(job.restarts(), static_cast<int>(job.epoch()) - 1);
@@ -55,7 +60,8 @@ void SimCluster::JudgeJob(const JobMachine& job) {
     // Every step once and in order, whatever was repeated, lost, restored and run again on the way.
     // Reports may be lost with the worker that held them, which is said then.
     int64_t iteration = 0;
-    bool told = false;
+    const auto& steps = job.history().steps();
+    bool told = !steps.empty() && steps.entries().front().value.epoch > 1;  // none came before
     for (const auto& entry : job.history().events().entries()) {
       told |= entry.value.kind == "ledger_gap";
     }
@@ -65,7 +71,10 @@ void SimCluster::JudgeJob(const JobMachine& job) {
       if (entry.value.step.iteration < iteration) bad("a step is there twice");
       iteration = entry.value.step.iteration;
     }
-    if (world == nullptr || iteration != world->iteration) {
+    // A job that is told to leave may do so before it is where it was when it failed.
+    const bool left_early = world != nullptr && world->iteration < world->train_iters;
+    if (world == nullptr || iteration < world->iteration ||
+        (iteration > world->iteration && !left_early)) {
       bad(absl::StrCat("has ", iteration, " steps, not those that were made"));
     }
     if (iteration != job.train_iters() && !world->exiting) {

@@ -50,13 +50,20 @@ void SimPeople::SubmitSpec(const std::string& spec, const std::string& key,
 void SimPeople::SubmitSome() {
   const int world_size = 1 + sim_->Pick(std::min(options_.max_world, num_workers_));
   const bool spare = world_size < num_workers_ && sim_->Pick(100) < options_.percent_spares;
-  const std::string spec =
-      TestSpec({.world_size = world_size,
-                .spares = spare,
-                .priority = sim_->Pick(3),
-                .save = sim_->Chance(0.5) ? "/ckpt" : "",
-                .train_iters =
-                    options_.min_iters + sim_->Pick(options_.max_iters - options_.min_iters + 1)});
+  TestSpecOptions options{
+      .world_size = world_size,
+      .spares = spare,
+      .priority = sim_->Pick(3),
+      .save = sim_->Chance(0.5) ? "/ckpt" : "",
+      .train_iters = options_.min_iters + sim_->Pick(options_.max_iters - options_.min_iters + 1)};
+  if (options_.percent_recovering > 0 && sim_->Pick(100) < options_.percent_recovering) {
+    options.max_restarts = 1 + sim_->Pick(20);
+    options.elastic = sim_->Chance(0.4);
+    options.sharded = sim_->Chance(0.4);
+    options.snapshot_interval = 1 + sim_->Pick(8);
+    options.wait_for_workers_s = 20 + sim_->Pick(60);
+  }
+  const std::string spec = TestSpec(options);
   const std::string key = absl::StrCat("key-", next_key_++);
   SubmitSpec(spec, key, [this, spec, key](const std::string&) {
     if (sim_->Chance(0.3)) SubmitSpec(spec, key, [](const std::string&) {});
@@ -151,7 +158,7 @@ void SimPeople::Meddle(const std::vector<std::string>& workers) {
     case 5:
       return Drain(workers[sim_->Pick(static_cast<int>(workers.size()))], false);
     default: {
-      const int64_t epoch = 2 + sim_->Pick(3);  // no job has had as many
+      const int64_t epoch = 2000 + sim_->Pick(3);  // no job has had as many
       network_->Call(SimNetwork::kPeople, SetKey{job, epoch, "k", "v"},
                      [this](const Outcome& outcome) {
                        if (outcome.status.ok()) sim_->Wrong("a key of another epoch was taken");

@@ -19,6 +19,8 @@ class SimPeople {
     int max_world = 4;
     int min_iters = 5, max_iters = 45;
     int percent_spares = 20;
+    // Jobs that recover from failures; the others end with the first one.
+    int percent_recovering = 75;
   };
   SimPeople(Sim* sim, SimNetwork* network, SimChecks* checks, const Options& options)
       : sim_(sim), network_(network), checks_(checks), options_(options) {}

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "common/spec/spec_json.h"
 
 namespace muster {
@@ -53,7 +54,8 @@ void SimTrainers::Exit(int64_t pid, const SimExit& exit) {
   if (World* world = trainer.world; world != nullptr && world->pids[trainer.rank] == pid) {
     world->pids[trainer.rank] = 0;
     world->num_training -= trainer.training;
-    if (!trainer.done) {
+    if (!trainer.done && !world->yielded) {
+      BreakStep(*world);
       world->over = true;
       FailOthers(*world);
     }
@@ -73,7 +75,11 @@ void SimTrainers::End(int64_t pid, absl::Duration grace) {
            [=, this] { Exit(pid, obeys ? SimExit{.exit_code = 0} : SimExit{.signal = 9}); });
 }
 
-void SimTrainers::AgentDied(int node) {
+void SimTrainers::AgentDied(int node, const std::string& memories) {
+  auto memory = memories_.lower_bound(memories);
+  while (memory != memories_.end() && absl::StartsWith(memory->first, memories)) {
+    memory = memories_.erase(memory);
+  }
   for (const int64_t pid : std::set<int64_t>(on_node_[node])) {
     Trainer& trainer = *Find(pid);
     trainer.left = true;  // nobody waits for it
@@ -106,6 +112,13 @@ void SimTrainers::Freeze(int64_t pid, absl::Duration duration) {
   trainer->world->faulted.insert(trainer->rank);
   absl::Duration& until = trainer->world->paused_until;
   until = std::max(until, sim_->steady() + duration);
+  trainer->frozen_until = std::max(trainer->frozen_until, sim_->steady() + duration);
+}
+
+const char* SimTrainers::ProcessState(int64_t pid) const {
+  const auto found = trainers_.find(pid);
+  if (found == trainers_.end()) return "";
+  return sim_->steady() < found->second.frozen_until ? "T" : "S";
 }
 
 // ---- what they are told
@@ -123,9 +136,12 @@ void SimTrainers::Send(int64_t pid, const AgentToTrainer& message) {
     if (trainer->world != nullptr && trainer->world->epoch == id->epoch) OnUniqueId(pid, *trainer);
   } else if (const auto* abort = std::get_if<AbortMessage>(&message)) {
     if (trainer->world != nullptr && trainer->world->epoch == abort->epoch) {
+      BreakStep(*trainer->world);
       trainer->world->over = true;
       trainer->failed = true;
     }
+  } else if (const auto* probe = std::get_if<ProbeMessage>(&message)) {
+    OnProbe(pid, *probe);
   } else if (const auto* reply = std::get_if<StoreReplyMessage>(&message)) {
     OnStoreReply(pid, *trainer, *reply);
   }
@@ -136,16 +152,74 @@ SimTrainers::World* SimTrainers::FindWorld(const std::string& job_id, int64_t ep
   return found == worlds_.end() ? nullptr : found->second.get();
 }
 
+void SimTrainers::SayPhase(int64_t pid, int64_t epoch, const std::string& phase) {
+  if (Trainer* trainer = Find(pid)) trainer->phase = phase;
+  Say(pid, PhaseMessage{epoch, phase, ""});
+}
+
+// Its control thread answers, unless the whole process stands still.
+void SimTrainers::OnProbe(int64_t pid, const ProbeMessage& probe) {
+  const Trainer& trainer = *Find(pid);
+  if (sim_->steady() < trainer.frozen_until) return;
+  ProbeReplyMessage reply{.epoch = probe.epoch, .request = probe.request, .phase = trainer.phase};
+  if (const World* world = trainer.world; world != nullptr && world->restored) {
+    reply.iteration = world->iteration;
+    OpArrival op{.group = "world", .sequence = world->iteration + 1, .operation = "all_reduce"};
+    op.done = world->paused_until <= sim_->steady();
+    for (int rank = 0; rank < world->world_size; ++rank) op.ranks.push_back(rank);
+    reply.ops.push_back(std::move(op));
+  }
+  Say(pid, std::move(reply));
+}
+
+// What was the world's is its own from now on.
+void SimTrainers::Leave(int64_t pid, Trainer& trainer) {
+  World* world = std::exchange(trainer.world, nullptr);
+  if (world == nullptr) return;
+  if (world->pids[trainer.rank] == pid) {
+    BreakStep(*world);
+    world->over = true;
+    world->pids[trainer.rank] = 0;
+    world->num_training -= trainer.training;
+  }
+  trainer.training = trainer.done = trainer.failed = trainer.ready = false;
+  trainer.ahead.clear();
+  trainer.waits_for = trainer.expects = 0;
+}
+
+void SimTrainers::BecomeSpare(int64_t pid, Trainer& trainer, const AssignMessage& assign) {
+  trainer.rank = -1;
+  SayPhase(pid, assign.epoch, "loading");
+  sim_->At(sim_->Between(absl::Milliseconds(10), absl::Milliseconds(300)), [=, this] {
+    const Trainer* later = Find(pid);
+    if (later != nullptr && later->world == nullptr) SayPhase(pid, assign.epoch, "spare");
+  });
+}
+
 void SimTrainers::Join(int64_t pid, Trainer& trainer, const AssignMessage& assign) {
+  if (trainer.world != nullptr && trainer.world->job_id == assign.job_id &&
+      trainer.world->epoch >= assign.epoch) {
+    sim_->Wrong(absl::StrCat(trainer.run.worker, " was given epoch ", assign.epoch, " of ",
+                             assign.job_id, " in epoch ", trainer.world->epoch));
+  }
+  Leave(pid, trainer);
+  if (assign.rank < 0) return BecomeSpare(pid, trainer, assign);
   auto& world = worlds_[{assign.job_id, assign.epoch}];
   if (world == nullptr) {
+    const JobSpec spec = ParseJobSpec(assign.spec_json).spec;
     world = std::make_unique<World>();
     world->job_id = assign.job_id;
     world->epoch = assign.epoch;
     world->world_size = assign.world_size;
-    world->train_iters = *ParseJobSpec(assign.spec_json).spec.training.train_iters;
+    world->num_helpers = assign.num_helpers;
+    world->train_iters = *spec.training.train_iters;
+    world->ledger_through = assign.ledger_through;
+    world->sharded = spec.parallel.use_distributed_optimizer;
+    world->saves = spec.checkpoint.save.has_value();
+    world->snapshot_interval = spec.recovery.snapshot_interval;
     world->applied = assign.directives_through;
-    world->pids.resize(assign.world_size);
+    world->pids.resize(assign.world_size + assign.num_helpers);
+    world->buddies.resize(assign.world_size + assign.num_helpers, -1);
   }
   int64_t& place = world->pids.at(assign.rank);
   if (place != 0) {
@@ -154,10 +228,12 @@ void SimTrainers::Join(int64_t pid, Trainer& trainer, const AssignMessage& assig
                              trainer.run.worker));
   }
   place = pid;
+  world->buddies[assign.rank] = assign.buddy;
   trainer.world = world.get();
   trainer.rank = assign.rank;
   trainer.through = assign.directives_through;
-  Say(pid, PhaseMessage{assign.epoch, "loading", ""});
+  trainer.memory = assign.snapshot_memory;
+  SayPhase(pid, assign.epoch, assign.rank < assign.world_size ? "forming" : "helping");
   if (assign.rank == 0) {
     sim_->At(sim_->Between(absl::Milliseconds(1), absl::Milliseconds(100)), [=, this] {
       Say(pid, PublishUniqueIdMessage{assign.epoch, "1d"});
@@ -167,9 +243,10 @@ void SimTrainers::Join(int64_t pid, Trainer& trainer, const AssignMessage& assig
 
 void SimTrainers::OnUniqueId(int64_t pid, Trainer& trainer) {
   World& world = *trainer.world;
-  if (world.over) return;
-  if (trainer.rank >= kMaxKeys || world.world_size == 1) return StartTraining(pid, trainer);
-  Say(pid, StoreRequestMessage{.request = trainer.next_request++,
+  if (world.over || trainer.ready || trainer.expects != 0) return;
+  if (trainer.rank >= kMaxKeys || world.pids.size() == 1) return GetReady(pid, trainer);
+  trainer.expects = trainer.next_request++;
+  Say(pid, StoreRequestMessage{.request = trainer.expects,
                                .epoch = world.epoch,
                                .op = StoreRequestMessage::Op::kSet,
                                .key = absl::StrCat("group/", trainer.rank),
@@ -177,17 +254,19 @@ void SimTrainers::OnUniqueId(int64_t pid, Trainer& trainer) {
 }
 
 void SimTrainers::OnStoreReply(int64_t pid, Trainer& trainer, const StoreReplyMessage& reply) {
+  if (trainer.world == nullptr) return;
   World& world = *trainer.world;
-  if (world.over || trainer.failed || trainer.training) return;
+  if (world.over || trainer.failed || trainer.ready) return;
+  if (reply.request != trainer.expects) return;  // asked in an older epoch
   if (!reply.ok) {
     trainer.failed = true;
     world.over = true;
     Say(pid, FailedMessage{world.epoch, absl::StrCat("rendezvous: ", reply.error), true});
     return FailOthers(world);
   }
-  const int num_keys = std::min(kMaxKeys, world.world_size);
+  const int num_keys = std::min(kMaxKeys, static_cast<int>(world.pids.size()));
   if (trainer.waits_for == 0) {
-    trainer.waits_for = trainer.next_request++;
+    trainer.waits_for = trainer.expects = trainer.next_request++;
     Say(pid, StoreRequestMessage{.request = trainer.waits_for,
                                  .epoch = world.epoch,
                                  .op = StoreRequestMessage::Op::kWaitPrefix,
@@ -200,7 +279,7 @@ void SimTrainers::OnStoreReply(int64_t pid, Trainer& trainer, const StoreReplyMe
     sim_->Wrong(
         absl::StrCat(world.job_id, ": a rank got ", reply.entries.size(), " keys of ", num_keys));
   }
-  StartTraining(pid, trainer);
+  GetReady(pid, trainer);
 }
 
 void SimTrainers::OnDirective(Trainer& trainer, const Directive& directive) {

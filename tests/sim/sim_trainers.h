@@ -1,6 +1,7 @@
 // The trainers of a simulation: processes that an agent starts, feeds and ends, and what those of
 // one epoch share: they step together, as their collectives make them, whether or not anybody hears
-// of the coordinator.
+// of the coordinator. What is left of an epoch (live state, prepared steps, snapshots) is offered
+// to the next one, and decided upon by the trainers' own code (common/recovery).
 #pragma once
 
 #include <functional>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "common/control/messages.h"
+#include "common/recovery/restore_plan.h"
 #include "tests/sim/sim_context.h"
 
 namespace muster {
@@ -37,15 +39,20 @@ class SimTrainers {
   struct World {
     std::string job_id;
     int64_t epoch = 0;
-    int world_size = 0;
-    int64_t train_iters = 0;
-    std::vector<int64_t> pids;  // by rank; 0: none has joined
-    int num_training = 0;
+    int world_size = 0, num_helpers = 0;
+    int64_t train_iters = 0, ledger_through = 0;
+    bool sharded = false, saves = false;
+    int64_t snapshot_interval = 0;
+    std::vector<int64_t> pids;  // by rank, helpers behind; 0: none has joined
+    std::vector<int> buddies;   // by rank
+    int num_training = 0, num_ready = 0;
+    bool restored = false, yielded = false, broken = false;
+    int64_t state_epoch = 0;  // HeldState::epoch of what all hold
     int64_t iteration = 0, applied = 0, newest_directive = 0;
     std::map<int64_t, Directive::Kind> kinds;
     bool over = false, stepping = false, exiting = false;
-    absl::Duration last_step, paused_until, longest_gap;  // between steps
-    std::set<int> faulted;                                // ranks that a fault has hit
+    absl::Duration last_step, paused_until, last_gap, longest_gap;  // between steps
+    std::set<int> faulted;                                          // ranks that a fault has hit
   };
 
   explicit SimTrainers(Sim* sim) : sim_(sim) {}
@@ -62,7 +69,11 @@ class SimTrainers {
   void Send(int64_t pid, const AgentToTrainer& message);
   void Signal(int64_t pid);  // SIGTERM: every rank leaves at the next step
   void End(int64_t pid, absl::Duration grace);
-  void AgentDied(int node);
+  // `memories`: what the names of its memories begin with.
+  void AgentDied(int node, const std::string& memories);
+  void FreeMemory(const std::string& name) { memories_.erase(name); }
+  // Of /proc/PID/stat.
+  const char* ProcessState(int64_t pid) const;
 
   // ---- by faults
   int64_t PickRunning();  // 0: there is none
@@ -93,8 +104,21 @@ class SimTrainers {
     int64_t through = 0;       // directives held without a gap
     std::set<int64_t> ahead;   // and those beyond a gap
     int64_t next_request = 1;  // of the store
-    int64_t waits_for = 0;
-    absl::Duration last_progress;
+    int64_t waits_for = 0, expects = 0;
+    absl::Duration last_progress, frozen_until;
+    bool ready = false;         // it has come to the exchange of offers
+    std::string phase, memory;  // memory: AssignMessage::snapshot_memory
+    // Its own state, in so far as it is not that of its world.
+    int64_t live = -1, live_epoch = 0;  // committed steps; -1: none
+    std::string layout;                 // of it
+    int64_t piece = 0, num_pieces = 1;
+    bool prepared = false;
+    int64_t prepared_epoch = 0, agreed = 0, agreed_epoch = 0;
+  };
+  // Snapshots in an agent's memory, which outlives the trainer.
+  struct Memory {
+    std::string job_id;
+    std::map<int64_t, std::vector<HeldState>> held;  // by iteration; two at most
   };
   Trainer* Find(int64_t pid);
   void Say(int64_t pid, TrainerToAgent message);
@@ -102,6 +126,17 @@ class SimTrainers {
   void OnUniqueId(int64_t pid, Trainer& trainer);
   void OnStoreReply(int64_t pid, Trainer& trainer, const StoreReplyMessage& reply);
   void OnDirective(Trainer& trainer, const Directive& directive);
+  void SayPhase(int64_t pid, int64_t epoch, const std::string& phase);
+  void OnProbe(int64_t pid, const ProbeMessage& probe);
+  void Leave(int64_t pid, Trainer& trainer);
+  void BecomeSpare(int64_t pid, Trainer& trainer, const AssignMessage& assign);
+  // sim_restore.cc
+  void GetReady(int64_t pid, Trainer& trainer);
+  void Restore(World& world);
+  MemberOffer OfferOf(const World& world, int rank) const;
+  void BreakStep(World& world);
+  void TakeSnapshots(World& world);
+  StepMessage StepOf(const World& world, int64_t iteration) const;
   void StartTraining(int64_t pid, Trainer& trainer);
   void StepWorld(World& world);
   void Finish(World& world, int exit_code, const std::string& reason);
@@ -118,6 +153,8 @@ class SimTrainers {
   std::map<std::string, int64_t> on_worker_;  // one device, one trainer
   std::map<std::pair<std::string, int64_t>, std::unique_ptr<World>> worlds_;
   std::set<std::string> hit_workers_;
+  std::map<std::string, Memory> memories_;  // by name
+  std::map<std::string, int64_t> saved_;    // newest checkpoint by job
   int64_t next_pid_ = 1, num_steps_ = 0;
 };
 

@@ -11,7 +11,7 @@ void SimTrainers::StartTraining(int64_t pid, Trainer& trainer) {
   if (trainer.training || trainer.failed || world.over) return;
   trainer.training = true;
   ++world.num_training;
-  Say(pid, PhaseMessage{world.epoch, "training", ""});
+  SayPhase(pid, world.epoch, "training");
   if (world.num_training < world.world_size || world.stepping) return;
   world.stepping = true;
   world.last_step = sim_->steady();
@@ -20,6 +20,8 @@ void SimTrainers::StartTraining(int64_t pid, Trainer& trainer) {
 
 void SimTrainers::StepWorld(World& world) {
   if (world.over) return;
+  // All was trained before the recovery already.
+  if (world.iteration >= world.train_iters) return Finish(world, 0, "trained");
   if (const absl::Duration rest = world.paused_until - sim_->steady();
       rest > absl::ZeroDuration()) {
     sim_->At(rest, [this, &world] { StepWorld(world); });
@@ -27,16 +29,20 @@ void SimTrainers::StepWorld(World& world) {
   }
   ++num_steps_;
   ++world.iteration;
-  world.longest_gap = std::max(world.longest_gap, sim_->steady() - world.last_step);
+  world.last_gap = sim_->steady() - world.last_step;
+  world.longest_gap = std::max(world.longest_gap, world.last_gap);
   world.last_step = sim_->steady();
   // The agreement: what every rank holds without a gap is applied at this step.
   int64_t held = world.applied;
   if (world.newest_directive > world.applied) {
     held = INT64_MAX;
-    for (const int64_t pid : world.pids) held = std::min(held, Find(pid)->through);
+    for (int rank = 0; rank < world.world_size; ++rank) {
+      held = std::min(held, Find(world.pids[rank])->through);
+    }
   }
-  bool stop = world.iteration >= world.train_iters || world.exiting;
-  const int64_t first = world.pids.front(), last = world.pids.back();
+  world.state_epoch = world.epoch;
+  bool stop = world.iteration >= world.train_iters || world.exiting, yields = false;
+  const int64_t first = world.pids.front(), last = world.pids[world.world_size - 1];
   for (; world.applied < held; ++world.applied) {
     switch (world.kinds.at(world.applied + 1)) {
       case Directive::Kind::kEvaluate:
@@ -52,24 +58,29 @@ void SimTrainers::StepWorld(World& world) {
         Say(first,
             CheckpointMessage{
                 .epoch = world.epoch, .iteration = world.iteration, .path = "/ckpt", .ok = true});
+        if (world.saves) saved_[world.job_id] = world.iteration;
         Say(first, PhaseMessage{world.epoch, "training", ""});
         break;
       case Directive::Kind::kStop:
         stop = true;
         break;
-      case Directive::Kind::kReform:  // not sent yet
+      case Directive::Kind::kReform:
+        yields = true;
+        break;
       case Directive::Kind::kTrace:  // changes nothing that the coordinator hears of
         break;
     }
   }
-  StepMessage step;
-  step.epoch = world.epoch;
-  step.iteration = world.iteration;
-  step.consumed_samples = world.iteration;
-  step.lm_loss = 1.0;
-  step.applied_directive = world.applied;
-  Say(last, step);
+  Say(last, StepOf(world, world.iteration));
   if (stop) return Finish(world, 0, world.exiting ? "signal 15" : "stopped or trained");
+  TakeSnapshots(world);
+  if (yields) {
+    world.yielded = true;
+    for (int rank = 0; rank < world.world_size; ++rank) {
+      SayPhase(world.pids[rank], world.epoch, "yielded");
+    }
+    return;
+  }
   sim_->At(sim_->Between(shortest_step_, longest_step_), [this, &world] { StepWorld(world); });
 }
 
@@ -77,6 +88,7 @@ void SimTrainers::Finish(World& world, int exit_code, const std::string& reason)
   world.over = true;
   const std::vector<int64_t> pids = world.pids;
   for (const int64_t pid : pids) {
+    if (pid == 0) continue;  // a helper that has gone
     Find(pid)->done = true;
     Say(pid, DoneMessage{world.epoch, exit_code, reason});
     if (Find(pid) == nullptr || !sim_->Chance(0.2)) continue;
@@ -92,7 +104,10 @@ void SimTrainers::FailOthers(World& world) {
     if (!trainer.training || trainer.done || trainer.failed) continue;
     sim_->At(sim_->Between(absl::Milliseconds(5), absl::Milliseconds(200)), [=, this, &world] {
       Trainer* later = Find(pid);
-      if (later == nullptr || later->failed || later->done || later->ending) return;
+      if (later == nullptr || later->world != &world || later->failed || later->done ||
+          later->ending) {
+        return;
+      }
       later->failed = true;
       Say(pid, FailedMessage{world.epoch, "all-reduce: connection closed", true});
     });

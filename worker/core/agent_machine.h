@@ -209,6 +209,8 @@ class AgentMachine {
     // Newest epoch of each job that was launched here in this incarnation, the last ones.
     std::deque<std::pair<std::string, int64_t>> received;
     bool Received(const std::string& job_id, int64_t epoch) const;
+    // A spare's assignment whose Launch came behind the end of this epoch's trainer here.
+    std::optional<AssignmentKey> not_started;
     AssignmentKey key() const { return KeyOf(name, *attempt.launch); }
   };
 

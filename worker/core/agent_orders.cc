@@ -78,7 +78,13 @@ void AgentMachine::Launch(const std::shared_ptr<const LaunchOrder>& order,
     return;
   }
   Worker& worker = found->second;
-  if (worker.Received(order->job_id, order->epoch)) return;
+  if (worker.Received(order->job_id, order->epoch)) {
+    // A repetition; or its trainer of this epoch has ended, as a helper's does, and it is a spare
+    // now: that one starts with the next epoch.
+    if (worker.state == State::kIdle && assignment.rank < 0)
+      worker.not_started = KeyOf(worker.name, *order);
+    return;
+  }
   worker.received.emplace_back(order->job_id, order->epoch);
   if (worker.received.size() > kMaxReceived) worker.received.pop_front();
   if (terminations_ > 0) {
@@ -178,7 +184,15 @@ void AgentMachine::OnOrder(const StopOrder& order) {
     worker.next.reset();
     return;
   }
-  if (worker.Received(key.job_id, key.epoch)) return;   // it has ended, and that was reported
+  if (worker.Received(key.job_id, key.epoch)) {  // it has ended, and that was reported
+    if (std::exchange(worker.not_started, std::nullopt) == key) {
+      reports_.Add({.assignment = key,
+                    .report = TrainerExited{.launch_error = "a second trainer of this epoch never "
+                                                            "came: it starts with the next one"}},
+                   now_);
+    }
+    return;
+  }
   worker.received.emplace_back(key.job_id, key.epoch);  // a Launch behind it comes too late
   if (worker.state != State::kIdle && worker.attempt.launch->job_id == key.job_id) {
     // A survivor that waits for this epoch's Launch: its end is this assignment's.

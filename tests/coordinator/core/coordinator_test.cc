@@ -208,10 +208,20 @@ TEST_F(CoordinatorTest, StaleReportsChangeNothing) {
   };
   int64_t sequence = 0;
   for (const AssignmentRef& from : stale) {
-    ASSERT_TRUE(Report(2, ++sequence, from, ExitedReport{.signal = 9}).ok());
+    ASSERT_TRUE(Report(2, ++sequence, from, DoneMessage{.epoch = from.epoch}).ok());
   }
   EXPECT_EQ(Job(job).version(), version);
   EXPECT_EQ(core_->num_stale_reports(), 5);
+}
+
+// A survivor that is stopped before it has heard of its new epoch knows the rank of the last one.
+TEST_F(CoordinatorTest, ATrainersEndCountsWhateverRankItSays) {
+  Join(1);
+  Join(2);
+  const std::string job = Submit();
+  ASSERT_TRUE(Report(2, 1, {"n2/0", job, 1, 0}, ExitedReport{.signal = 9}).ok());
+  EXPECT_EQ(core_->num_stale_reports(), 0);
+  EXPECT_EQ(Job(job).ranks()[1].trainer, RankSlot::Trainer::kExited);
 }
 
 TEST_F(CoordinatorTest, ARepeatedBatchCountsOnce) {

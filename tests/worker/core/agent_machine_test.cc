@@ -150,6 +150,20 @@ TEST_F(AgentMachineTest, StopOfWhatWasNeverLaunchedIsAnswered) {
   EXPECT_THAT(Launch({"w0"}, 2), ElementsAre("start w0/1"));
 }
 
+// A helper that has given its state may become a spare of the same epoch: its Launch looks like a
+// repetition, but the coordinator must not wait for that trainer's end for ever.
+TEST_F(AgentMachineTest, StopOfASecondTrainerOfAnEpochIsAnswered) {
+  Welcome();
+  Launch({"w0"});
+  Exits("w0", 0);
+  LaunchOrder spare{.job_id = "job", .epoch = 1, .world_size = 1};
+  spare.assignments.push_back({.worker = "w0", .rank = -1});
+  EXPECT_THAT(Order(spare), IsEmpty());
+  EXPECT_THAT(Order(StopOrder{{"w0", "job", 1}, absl::Seconds(3), "the job has ended"}),
+              ElementsAre(HasSubstr("w0 not launched: a second trainer of this epoch")));
+  EXPECT_THAT(Order(StopOrder{{"w0", "job", 1}, absl::Seconds(3), "the job has ended"}), IsEmpty());
+}
+
 TEST_F(AgentMachineTest, RepeatedOrdersReachATrainerOnce) {
   Train();
   EXPECT_THAT(Order(UniqueIdOrder{"job", 1, "ab"}),
