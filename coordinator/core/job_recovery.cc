@@ -259,7 +259,7 @@ void JobMachine::Raise(EpochPlan plan, absl::Time now, JobEffects* effects) {
   workers_deadline_.reset();
   exit_deadline_.reset();
   waits_for_.clear();
-  if (plan.data_parallel_size != data_parallel_size_) grew_at_ = now;
+  if (plan.data_parallel_size > data_parallel_size_) grew_at_ = now;
   TakePlaces(std::move(plan));
   for (ExtraSlot& gone : leaving) extras_.push_back(std::move(gone));
   RecountRanks();

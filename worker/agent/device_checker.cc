@@ -1,5 +1,6 @@
 #include "worker/agent/device_checker.h"
 
+#include <csignal>
 #include <deque>
 #include <optional>
 #include <thread>
@@ -64,8 +65,10 @@ class Check {
     MutexLock lock(&mu_);
     ended_ = true;
     problem_ = exit.Describe();
-    // A crash in the middle is the device's, or the driver's.
-    if (!check_ && exit.signal != 0 && exit.error.empty()) {
+    // A crash in the middle is the device's, or the driver's. A kill is a person's, or the kernel's
+    // for want of memory, and says nothing of the device.
+    const bool killed = exit.signal == SIGKILL || exit.signal == SIGTERM || exit.signal == SIGINT;
+    if (!check_ && exit.signal != 0 && !killed && exit.error.empty()) {
       check_ = DeviceCheck{.error = absl::StrCat("the device check crashed: ", problem_)};
     }
     changed_.NotifyAll();
