@@ -143,10 +143,10 @@ struct JobFamilies {
   std::string Text() const {
     std::string text;
     for (const PrometheusFamily* family :
-         {&info,      &epoch,     &restarts,    &recoveries, &recovery_time, &redone, &verdicts,
-          &slow,      &world,     &iteration,   &target,     &samples,       &loss,
-          &grad_norm, &num_zeros, &params_norm, &side_loss,  &rate,          &step,
-          &tokens,    &memory,    &reported}) {
+         {&info,     &epoch,     &restarts,  &recoveries,  &recovery_time, &redone,
+          &verdicts, &slow,      &world,     &iteration,   &target,        &samples,
+          &loss,     &grad_norm, &num_zeros, &params_norm, &side_loss,     &rate,
+          &step,     &tokens,    &memory,    &reported}) {
       absl::StrAppend(&text, family->text());
     }
     return text;

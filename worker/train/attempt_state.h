@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,9 +26,8 @@ struct AttemptState {
   // The newest iteration at whose boundary everything was done here (evaluation, checkpoint, ...);
   // -1: none.
   int64_t boundary_done = -1;
-  int64_t consumed_valid_then = 0;   // progress.consumed_valid_samples after it
-  bool reports = false;              // this rank spoke for the job
-  std::deque<StepMessage> reported;  // the newest that it sent, oldest first
+  int64_t consumed_valid_then = 0;  // progress.consumed_valid_samples after it
+  bool reports = false;             // this rank spoke for the job
 };
 
 }  // namespace muster

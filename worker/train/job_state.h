@@ -2,6 +2,7 @@
 // by checkpointing.h, advanced by train_step.h. One thread.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -10,6 +11,7 @@
 #include <c10/core/Device.h>
 
 #include "absl/status/statusor.h"
+#include "common/control/messages.h"
 #include "common/schedule/loss_scaler.h"
 #include "common/schedule/lr_schedule.h"
 #include "common/schedule/microbatches.h"
@@ -60,6 +62,10 @@ struct JobState {
   Progress progress;
   std::optional<OpenStep> open_step;         // from its first pass to its commit
   std::optional<TrainStepResult> last_step;  // the newest that was committed here
+  // Last stage: the reports of the steps before it, oldest first, without what is one rank's own
+  // (times, memory). All ranks of the stage keep them, since whoever sent them may be gone with its
+  // agent before the coordinator has them.
+  std::deque<StepMessage> recent_steps;
   AgreedResult agreed;
   int64_t epoch = 0;                     // in which it is trained, or was last
   int64_t committed_epoch = 0;           // in which its last step was committed (HeldState::epoch)

@@ -1,7 +1,13 @@
 #include "worker/train/live_state.h"
 
+#include <deque>
+#include <utility>
+#include <variant>
+
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "common/base/status.h"
+#include "common/control/messages.h"
 #include "worker/train/checkpoint_json.h"
 #include "worker/train/job_tensors.h"
 #include "worker/train/member_offer.h"
@@ -29,6 +35,32 @@ std::string StepTextKey(const JobState& state) {
   return absl::StrCat("step.pp", state.parallel.coordinates().pp);
 }
 
+std::string RecentStepsTextKey(const JobState& state) {
+  return absl::StrCat("steps.pp", state.parallel.coordinates().pp);
+}
+
+namespace {
+
+// A message ends in its own newline.
+std::string EncodeRecentSteps(const std::deque<StepMessage>& steps) {
+  std::string text;
+  for (const StepMessage& step : steps) absl::StrAppend(&text, Encode(TrainerToAgent(step)));
+  return text;
+}
+
+absl::StatusOr<std::deque<StepMessage>> DecodeRecentSteps(const std::string& text) {
+  std::deque<StepMessage> steps;
+  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    ASSIGN_OR_RETURN(const TrainerToAgent message, DecodeTrainerToAgent(line));
+    const auto* step = std::get_if<StepMessage>(&message);
+    if (step == nullptr) return absl::DataLossError("a report of a step is something else");
+    steps.push_back(*step);
+  }
+  return steps;
+}
+
+}  // namespace
+
 std::map<std::string, std::string> LiveTexts(const JobState& state) {
   // Without the spec: that of the epoch before may have had another number of replicas.
   const CommonCheckpointState common{.progress = state.progress,
@@ -40,6 +72,7 @@ std::map<std::string, std::string> LiveTexts(const JobState& state) {
       state.last_step.has_value() && state.agreed.iteration == state.progress.iteration;
   return {{kCommonText, EncodeCommonState(common)},
           {StepTextKey(state), knows_step ? EncodeStepResult(*state.last_step) : ""},
+          {RecentStepsTextKey(state), EncodeRecentSteps(state.recent_steps)},
           {RngTextKey(state), EncodeRngState(state.rng.SaveState())}};
 }
 
@@ -58,6 +91,10 @@ absl::Status FinishFill(JobState& state, const std::map<std::string, std::string
   state.last_step.reset();
   if (const auto step = texts.find(StepTextKey(state)); step != texts.end() && step->second != "") {
     ASSIGN_OR_RETURN(state.last_step, DecodeStepResult(step->second));
+  }
+  state.recent_steps.clear();
+  if (const auto steps = texts.find(RecentStepsTextKey(state)); steps != texts.end()) {
+    ASSIGN_OR_RETURN(state.recent_steps, DecodeRecentSteps(steps->second));
   }
   const auto rng = texts.find(RngTextKey(state));
   if (rng == texts.end()) return absl::OkStatus();

@@ -22,6 +22,8 @@ std::map<std::string, std::string> LiveTexts(const JobState& state);
 // Of the last committed step (member_offer.h); empty: none is known. "step.pp1": losses are known
 // to the last stage only.
 std::string StepTextKey(const JobState& state);
+// Of the steps before it that the last stage remembers, a message a line (JobState::recent_steps).
+std::string RecentStepsTextKey(const JobState& state);
 // Of the random states that belong to this rank's place in the model: "rng.pp0.tp1". Empty when
 // `spec`'s layout has other places.
 std::string RngTextKey(const JobState& state);

@@ -52,8 +52,8 @@ class Training {
     kept_.reports = reports_;
     state_->epoch = options_.epoch;
     // Of a future that was discarded.
-    while (!kept_.reported.empty() && kept_.reported.back().iteration > Iteration())
-      kept_.reported.pop_back();
+    std::deque<StepMessage>& recent = state_->recent_steps;
+    while (!recent.empty() && recent.back().iteration > Iteration()) recent.pop_back();
   }
 
   absl::StatusOr<TrainingResult> Run() {
@@ -286,42 +286,50 @@ class Training {
   void Report(const TrainStepResult& step) {
     const absl::Duration elapsed = timers_.Elapsed("interval-time");
     std::map<std::string, double> timers_ms = timers_.TakeMilliseconds();
-    if (!reports_) return;
+    if (!IsLastStage(*state_)) return;
     StepMessage message = MakeStepMessage(*state_, step, elapsed, options_.epoch,
                                           agreement_.applied_through(), std::move(timers_ms));
+    KeepStep(message);
+    if (!reports_) return;
     std::map<std::string, double> losses = step.losses;
     losses.insert(step.side_losses.begin(), step.side_losses.end());
     const std::string line = log_.Add(message, losses, state_->train_iters);
     if (!line.empty()) {
       MUSTER_LOG(kInfo) << line;
     }
-    SendStep(std::move(message));
-  }
-
-  void SendStep(StepMessage message) {
-    kept_.reported.push_back(message);
-    if (kept_.reported.size() > kReportsKept) kept_.reported.pop_front();
     options_.host.Send(std::move(message));
   }
 
-  // The step that the attempt before has committed, when nobody may have heard of it.
+  // For whoever reports after the next failure.
+  void KeepStep(StepMessage message) {
+    message.epoch = 0;
+    message.elapsed_ms = message.tokens_per_s = message.tflops_per_device = 0;
+    message.memory_bytes = 0;
+    message.timers_ms.clear();
+    std::deque<StepMessage>& recent = state_->recent_steps;
+    recent.push_back(std::move(message));
+    if (recent.size() > kReportsKept) recent.pop_front();
+  }
+
+  // The steps that attempts before have committed, when nobody may have heard of them.
   absl::Status ReportAgain() {
     if (!restored_.report_again) return absl::OkStatus();
     std::optional<double> params_norm;
     if (state_->spec.training.log_params_norm) {
       ASSIGN_OR_RETURN(params_norm, state_->optimizer->ParamsNorm());
     }
-    if (!reports_ || !state_->last_step.has_value()) return absl::OkStatus();
+    if (!IsLastStage(*state_) || !state_->last_step.has_value()) return absl::OkStatus();
     TrainStepResult& step = *state_->last_step;
     step.params_norm = params_norm;
-    while (!kept_.reported.empty() && kept_.reported.back().iteration >= Iteration())
-      kept_.reported.pop_back();
-    for (StepMessage& message : kept_.reported) {
-      message.epoch = options_.epoch;
-      if (message.iteration > options_.ledger_through) options_.host.Send(message);
-    }
-    SendStep(MakeStepMessage(*state_, step, absl::ZeroDuration(), options_.epoch,
+    std::deque<StepMessage>& recent = state_->recent_steps;
+    while (!recent.empty() && recent.back().iteration >= Iteration()) recent.pop_back();
+    KeepStep(MakeStepMessage(*state_, step, absl::ZeroDuration(), options_.epoch,
                              agreement_.applied_through(), {}));
+    if (!reports_) return absl::OkStatus();
+    for (StepMessage message : recent) {
+      message.epoch = options_.epoch;
+      if (message.iteration > options_.ledger_through) options_.host.Send(std::move(message));
+    }
     return absl::OkStatus();
   }
 

@@ -77,8 +77,9 @@ TEST_F(ClusterCommandsTest, FollowersOutlastAKilledCoordinator) {
 
 TEST_F(ClusterCommandsTest, AFailedJobIsRestartedWithAChange) {
   StartTwoWorkers();
-  const std::string job =
-      cluster_.Submit(Spec(50, {{"FAKE_CRASH_RANK", "1"}, {"FAKE_CRASH_STEP", "20"}}));
+  json spec = Spec(50, {{"FAKE_CRASH_RANK", "1"}, {"FAKE_CRASH_STEP", "20"}});
+  spec["recovery"]["max_restarts"] = 0;
+  const std::string job = cluster_.Submit(spec);
   ASSERT_NE(job, "") << cluster_.last_error;
   const Result watch = cluster_.Muster({"watch", job});
   EXPECT_EQ(watch.code, 1);

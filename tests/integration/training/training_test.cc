@@ -61,8 +61,10 @@ TEST_F(TrainingTest, JobTrainsEvaluatesAndEnds) {
   EXPECT_TRUE(cluster_.NoTrainerLeft());
 }
 
-TEST_F(TrainingTest, KilledTrainerFailsTheJobAndFreesTheWorkers) {
-  const std::string job = cluster_.Submit(SmallSpec(2, 1'000'000));
+TEST_F(TrainingTest, WithoutRestartsAKilledTrainerFailsTheJobAndFreesTheWorkers) {
+  json spec = SmallSpec(2, 1'000'000);
+  spec["recovery"]["max_restarts"] = 0;
+  const std::string job = cluster_.Submit(spec);
   ASSERT_TRUE(cluster_.WaitForIteration(job, 2)) << cluster_.last_error;
   const std::vector<pid_t> pids = cluster_.TrainerPids();
   ASSERT_EQ(pids.size(), 2u);
@@ -120,7 +122,9 @@ TEST_F(TrainingTest, TerminatedAgentSavesACheckpointFirst) {
 }
 
 TEST_F(TrainingTest, KilledAgentLeavesNoTrainer) {
-  const std::string job = cluster_.Submit(SmallSpec(2, 1'000'000));
+  json spec = SmallSpec(2, 1'000'000);
+  spec["recovery"]["max_restarts"] = 0;
+  const std::string job = cluster_.Submit(spec);
   ASSERT_TRUE(cluster_.WaitForIteration(job, 1)) << cluster_.last_error;
   cluster_.agent(0).Signal(SIGKILL);
   EXPECT_TRUE(cluster_.NoTrainerLeft());
