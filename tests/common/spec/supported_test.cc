@@ -56,11 +56,11 @@ TEST(SupportedTest, WhatTheTrainerLacksIsNamedOnAGoodSpec) {
 }
 
 TEST(SupportedTest, SeveralMissingFeaturesAreNamedTogether) {
-  EXPECT_EQ(UnsupportedFeatures(ParsedWith({"data.tokenizer_type=huggingface",
-                                            "data.tokenizer_model=t.json",
-                                            "checkpoint.async_save=true"}))
-                .size(),
-            2u);
+  EXPECT_EQ(
+      UnsupportedFeatures(ParsedWith({"data.tokenizer_type=huggingface",
+                                      "data.tokenizer_model=t.json", "checkpoint.async_save=true"}))
+          .size(),
+      2u);
 }
 
 std::vector<std::string> Described(const std::vector<SpecPath>& paths) {

@@ -190,8 +190,7 @@ TEST(Fp16Test, ConstantScaleStays) {
 
 TEST(Fp16Test, ConstantScaleThatOverflowsEndsTheJobOrSkipsEachStep) {
   TrainTestRoot root;
-  const std::vector<std::string> settings = {"training.fp16=true",
-                                             "training.loss_scale=4294967296",
+  const std::vector<std::string> settings = {"training.fp16=true", "training.loss_scale=4294967296",
                                              "rerun.rerun_elsewhere=false"};
   const auto failed = RunJob(root.Spec(settings));
   EXPECT_EQ(failed[0].exit_code, 16) << "the overflow repeats";

@@ -176,8 +176,8 @@ TEST(TrainingTest, IterationsToSkipAreReadAndDropped) {
 
 TEST(TrainingTest, ANanOnOneRankEndsAllAndNamesIterationAndRank) {
   TrainTestRoot root;
-  const std::string spec = root.Spec({kPlugin, "model.forward_step=nan", "resources.world_size=2",
-                                      "rerun.rerun_elsewhere=false"});
+  const std::string spec = root.Spec(
+      {kPlugin, "model.forward_step=nan", "resources.world_size=2", "rerun.rerun_elsewhere=false"});
   // 2 microbatches a step and rank: the 5th is in step 3.
   const auto ranks = RunJob(spec, {.nan_rank = 1, .nan_microbatch = 5});
   for (const RankRun& rank : ranks) {
