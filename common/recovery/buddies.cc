@@ -17,23 +17,23 @@ std::vector<int> BuddiesOf(const std::vector<std::string>& nodes) {
   // Ranks node by node in a circle: who stands as far on as the largest node is long is on another
   // node, for as long as that is at most half of the circle.
   std::vector<int> circle;
-  const std::vector<int>* largest = nullptr;
+  std::vector<int> largest;
   for (const auto& [node, ranks] : ranks_of) {
     circle.insert(circle.end(), ranks.begin(), ranks.end());
-    if (largest == nullptr || ranks.size() > largest->size()) largest = &ranks;
+    if (ranks.size() > largest.size()) largest = ranks;
   }
-  if (2 * largest->size() <= circle.size()) {
+  if (2 * largest.size() <= circle.size()) {
     for (size_t i = 0; i < circle.size(); ++i) {
-      buddies[circle[i]] = circle[(i + largest->size()) % circle.size()];
+      buddies[circle[i]] = circle[(i + largest.size()) % circle.size()];
     }
     return buddies;
   }
   std::vector<int> others;
   for (const int rank : circle) {
-    if (!std::binary_search(largest->begin(), largest->end(), rank)) others.push_back(rank);
+    if (!std::binary_search(largest.begin(), largest.end(), rank)) others.push_back(rank);
   }
-  for (size_t i = 0; i < largest->size(); ++i) buddies[(*largest)[i]] = others[i % others.size()];
-  for (size_t i = 0; i < others.size(); ++i) buddies[others[i]] = (*largest)[i];
+  for (size_t i = 0; i < largest.size(); ++i) buddies[largest[i]] = others[i % others.size()];
+  for (size_t i = 0; i < others.size(); ++i) buddies[others[i]] = largest[i];
   return buddies;
 }
 

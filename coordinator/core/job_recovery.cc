@@ -17,7 +17,8 @@ constexpr size_t kMaxFollowed = 6, kMaxHitWorkers = 256;
 // The next step would be the same one for the same reason; 16 and 17 are Megatron's: rerun
 // elsewhere to tell, result validation failed.
 bool IsVerdictOfRerun(const FailureCause& cause) {
-  return cause.exit_code == 16 || cause.exit_code == 17;
+  const int code = cause.exit_code.value_or(0);
+  return code == 16 || code == 17;
 }
 
 }  // namespace
