@@ -98,6 +98,31 @@ RerunPlace PlaceOf(const AssignMessage& assignment) {
   return {.node = node, .device = std::move(device)};
 }
 
+struct PreparedProcess {
+  JobSpec spec;
+  c10::Device device;
+};
+
+// Makes the process ready for an assignment of any rank: its spec is read, its device, threads and
+// the job's plugin are there.
+absl::StatusOr<PreparedProcess> PrepareProcess(const SessionOptions& options,
+                                               const AssignMessage& assignment,
+                                               ProviderRegistry& providers) {
+  ParsedSpec parsed = ParseJobSpec(assignment.spec_json);
+  if (!parsed.problems.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the assignment's spec: ", parsed.problems[0].ToString()));
+  }
+  JobSpec& spec = parsed.spec;
+  ASSIGN_OR_RETURN(const c10::Device device, ParseDevice(assignment.device));
+  RETURN_IF_ERROR(options.use_device(assignment.device));
+  at::set_num_threads(static_cast<int>(spec.training.num_threads.value_or(assignment.num_threads)));
+  if (spec.plugin.has_value()) {
+    RETURN_IF_ERROR(LoadPlugin(*spec.plugin, assignment.plugin_dirs, providers));
+  }
+  return PreparedProcess{std::move(spec), device};
+}
+
 // `world` stays with the caller: a rank that took its connections down now could fail the last
 // operation of a slower peer.
 absl::StatusOr<TrainingResult> RunAssignment(const SessionOptions& options,
@@ -107,21 +132,11 @@ absl::StatusOr<TrainingResult> RunAssignment(const SessionOptions& options,
   auto phase = [&](const char* name) {
     client.Send(PhaseMessage{.epoch = assignment.epoch, .phase = name, .detail = ""});
   };
-  ParsedSpec parsed = ParseJobSpec(assignment.spec_json);
-  if (!parsed.problems.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the assignment's spec: ", parsed.problems[0].ToString()));
-  }
-  const JobSpec& spec = parsed.spec;
-  ASSIGN_OR_RETURN(const c10::Device device, ParseDevice(assignment.device));
-  RETURN_IF_ERROR(options.use_device(assignment.device));
-  at::set_num_threads(static_cast<int>(spec.training.num_threads.value_or(assignment.num_threads)));
-
   ProviderRegistry providers;
   RegisterBuiltinProviders(providers);
-  if (spec.plugin.has_value()) {
-    RETURN_IF_ERROR(LoadPlugin(*spec.plugin, assignment.plugin_dirs, providers));
-  }
+  ASSIGN_OR_RETURN(const PreparedProcess prepared, PrepareProcess(options, assignment, providers));
+  const JobSpec& spec = prepared.spec;
+  const c10::Device device = prepared.device;
 
   phase("forming");
   const absl::Duration start = options.clock.Steady();
@@ -168,21 +183,10 @@ void EndEpoch(CommunicatorPtr& world) {
 absl::StatusOr<TrainingResult> WarmUp(const SessionOptions& options,
                                       const AssignMessage& assignment) {
   options.client.Send(PhaseMessage{.epoch = assignment.epoch, .phase = "warming up", .detail = ""});
-  ParsedSpec parsed = ParseJobSpec(assignment.spec_json);
-  if (!parsed.problems.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the assignment's spec: ", parsed.problems[0].ToString()));
-  }
-  const JobSpec& spec = parsed.spec;
-  ASSIGN_OR_RETURN(const c10::Device device, ParseDevice(assignment.device));
-  RETURN_IF_ERROR(options.use_device(assignment.device));
-  at::set_num_threads(static_cast<int>(spec.training.num_threads.value_or(assignment.num_threads)));
-  if (spec.plugin.has_value()) {
-    ProviderRegistry providers;
-    RETURN_IF_ERROR(LoadPlugin(*spec.plugin, assignment.plugin_dirs, providers));
-  }
+  ProviderRegistry providers;
+  ASSIGN_OR_RETURN(const PreparedProcess prepared, PrepareProcess(options, assignment, providers));
   // The first product of a process sets up the threads and the libraries behind it.
-  const at::Tensor a = at::ones({64, 64}, at::TensorOptions(device).dtype(at::kFloat));
+  const at::Tensor a = at::ones({64, 64}, at::TensorOptions(prepared.device).dtype(at::kFloat));
   const double sum = at::matmul(a, a).sum().item<double>();
   return TrainingResult{.reason = absl::StrCat("warm (", sum, ")")};
 }
