@@ -224,7 +224,9 @@ void Progress::OnEnd(const v1::JobStatus& job) {
                                                         FromProto(job.started_at()))));
   }
   if (!job.reason().empty()) absl::StrAppend(&line, ": ", job.reason());
-  if (job.has_cause() && !job.cause().last_log_lines().empty()) {
+  // Of a job that has come through, `muster status` and `muster events` tell what it survived.
+  const bool failed = job.state() != v1::JOB_STATE_COMPLETED;
+  if (failed && job.has_cause() && !job.cause().last_log_lines().empty()) {
     PrintLine("last lines of the trainer that failed first:");
     for (const std::string& text : job.cause().last_log_lines()) PrintLine("  " + text);
   }

@@ -60,6 +60,17 @@ TEST(ProgressTest, ARecoverySaysWhyAndWhatIsDone) {
             "(SIGKILL); rank 1 in place on a/1\n");
 }
 
+TEST(ProgressTest, LastWordsOfADeadTrainerAreOfAJobThatFailed) {
+  v1::JobStatus job = Job(v1::JOB_STATE_COMPLETED);
+  job.mutable_cause()->add_last_log_lines("its last words");
+  std::ostringstream completed, failed;
+  Progress({}, &completed).OnEnd(job);
+  job.set_state(v1::JOB_STATE_FAILED);
+  Progress({}, &failed).OnEnd(job);
+  EXPECT_THAT(completed.str(), Not(HasSubstr("last words")));
+  EXPECT_THAT(failed.str(), HasSubstr("its last words"));
+}
+
 TEST(ProgressTest, SlowStepsAreTold) {
   std::ostringstream out;
   Progress progress({.log_interval = 1000}, &out);
