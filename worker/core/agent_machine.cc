@@ -126,7 +126,10 @@ void AgentMachine::On(const TickEvent&) {
            absl::StrCat("the trainer said nothing for ", absl::FormatDuration(options_.hello_limit),
                         " after its start"));
     }
-    if (worker.probe && worker.probe->due && now_ >= *worker.probe->due) LookAtProcess(worker);
+    if (worker.probe && worker.probe->due && now_ >= *worker.probe->due) {
+      worker.probe->due.reset();
+      LookAtProcess(worker);
+    }
     if (terminate_due_ && now_ >= *terminate_due_) {
       Stop(worker, options_.leave_grace, "the worker's agent is ending");
     }

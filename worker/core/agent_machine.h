@@ -188,7 +188,7 @@ class AgentMachine {
   };
   struct Probe {  // under way
     int64_t request = 0;
-    std::optional<absl::Duration> due;  // none: its process is being looked at
+    std::optional<absl::Duration> due;  // of its answer; none: what its process looks like is all
     std::optional<ProbeReplyMessage> reply;
   };
   struct Worker {
@@ -206,9 +206,17 @@ class AgentMachine {
     std::optional<Probe> probe;
     std::optional<absl::Duration> hello_due;
     std::string stop_reason;
-    // Newest epoch of each job that was launched here in this incarnation, the last ones.
-    std::deque<std::pair<std::string, int64_t>> received;
+    // What was launched here in this incarnation, the last ones.
+    struct Launched {
+      std::string job_id;
+      int64_t epoch = 0;
+      bool as_spare = false;
+    };
+    std::deque<Launched> received;
+    // In this epoch or a newer one.
     bool Received(const std::string& job_id, int64_t epoch) const;
+    // Only in this epoch, and only with a rank: as a member, or as a helper.
+    bool HadRank(const std::string& job_id, int64_t epoch) const;
     // A spare's assignment whose Launch came behind the end of this epoch's trainer here.
     std::optional<AssignmentKey> not_started;
     AssignmentKey key() const { return KeyOf(name, *attempt.launch); }

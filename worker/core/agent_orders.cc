@@ -14,8 +14,18 @@ constexpr size_t kMaxReceived = 256;  // assignments a worker remembers
 
 bool AgentMachine::Worker::Received(const std::string& job_id, int64_t epoch) const {
   return std::any_of(received.begin(), received.end(), [&](const auto& entry) {
-    return entry.first == job_id && entry.second >= epoch;
+    return entry.job_id == job_id && entry.epoch >= epoch;
   });
+}
+
+bool AgentMachine::Worker::HadRank(const std::string& job_id, int64_t epoch) const {
+  bool had_rank = false;
+  for (const Launched& entry : received) {
+    if (entry.job_id != job_id || entry.epoch < epoch) continue;
+    if (entry.epoch > epoch || entry.as_spare) return false;
+    had_rank = true;
+  }
+  return had_rank;
 }
 
 template <typename Function>
@@ -78,14 +88,16 @@ void AgentMachine::Launch(const std::shared_ptr<const LaunchOrder>& order,
     return;
   }
   Worker& worker = found->second;
-  if (worker.Received(order->job_id, order->epoch)) {
-    // A repetition; or its trainer of this epoch has ended, as a helper's does, and it is a spare
-    // now: that one starts with the next epoch.
-    if (worker.state == State::kIdle && assignment.rank < 0)
-      worker.not_started = KeyOf(worker.name, *order);
+  const bool as_spare = assignment.rank < 0;
+  const bool is_idle = worker.state == State::kIdle;
+  // Its trainer with a rank has ended, as a helper's does once its state was given away.
+  const bool is_spare_now = as_spare && is_idle && worker.HadRank(order->job_id, order->epoch);
+  if (worker.Received(order->job_id, order->epoch) && !is_spare_now) {
+    // A repetition; or a second spare of this epoch, which starts with the next one.
+    if (is_idle && as_spare) worker.not_started = KeyOf(worker.name, *order);
     return;
   }
-  worker.received.emplace_back(order->job_id, order->epoch);
+  worker.received.push_back({order->job_id, order->epoch, as_spare});
   if (worker.received.size() > kMaxReceived) worker.received.pop_front();
   if (terminations_ > 0) {
     Refuse(*order, assignment, "the worker's agent is ending");
@@ -193,7 +205,8 @@ void AgentMachine::OnOrder(const StopOrder& order) {
     }
     return;
   }
-  worker.received.emplace_back(key.job_id, key.epoch);  // a Launch behind it comes too late
+  // A Launch behind it comes too late, whatever it is for.
+  worker.received.push_back({key.job_id, key.epoch, /*as_spare=*/true});
   if (worker.state != State::kIdle && worker.attempt.launch->job_id == key.job_id) {
     // A survivor that waits for this epoch's Launch: its end is this assignment's.
     auto launch = std::make_shared<LaunchOrder>(*worker.attempt.launch);

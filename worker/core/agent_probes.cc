@@ -9,6 +9,11 @@ namespace {
 
 constexpr int kRevisionWithProbes = 2;  // of the control protocol
 
+// It cannot answer: it has ended, or is stopped (SIGSTOP, a debugger).
+bool StandsStill(const RunEvent::ProcessSeen& seen) {
+  return !seen.running || seen.state == "T" || seen.state == "t";
+}
+
 }  // namespace
 
 void AgentMachine::OnOrder(const ProbeJobOrder& order) {
@@ -18,29 +23,30 @@ void AgentMachine::OnOrder(const ProbeJobOrder& order) {
       continue;
     }
     worker.probe = Probe{.request = order.request};
-    if (worker.state != State::kTraining || worker.revision < kRevisionWithProbes) {
-      LookAtProcess(worker);  // it cannot be asked
-      continue;
+    const bool can_be_asked =
+        worker.state == State::kTraining && worker.revision >= kRevisionWithProbes;
+    if (can_be_asked) {
+      worker.probe->due = now_ + options_.probe_limit;
+      actions_.push_back(SendToTrainerAction{
+          name, worker.run, ProbeMessage{.epoch = order.epoch, .request = order.request}});
     }
-    worker.probe->due = now_ + options_.probe_limit;
-    actions_.push_back(SendToTrainerAction{
-        name, worker.run, ProbeMessage{.epoch = order.epoch, .request = order.request}});
+    LookAtProcess(worker);  // an answer that cannot come is not waited for
   }
 }
 
 void AgentMachine::LookAtProcess(Worker& worker) {
-  worker.probe->due.reset();
   actions_.push_back(LookAtProcessAction{worker.name, worker.run, worker.probe->request});
 }
 
 void AgentMachine::OnProbeReply(Worker& worker, const ProbeReplyMessage& reply) {
   if (!worker.probe || worker.probe->request != reply.request) return;  // it came too late
   worker.probe->reply = reply;
-  if (worker.probe->due) LookAtProcess(worker);
+  if (std::exchange(worker.probe->due, std::nullopt)) LookAtProcess(worker);
 }
 
 void AgentMachine::OnProcessSeen(Worker& worker, const RunEvent::ProcessSeen& seen) {
   if (!worker.probe || worker.probe->request != seen.request) return;
+  if (worker.probe->due && !StandsStill(seen)) return;  // it may answer yet
   Report(worker, TrainerProbed{.request = seen.request,
                                .running = seen.running,
                                .process_state = seen.state,

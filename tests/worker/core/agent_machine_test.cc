@@ -150,14 +150,29 @@ TEST_F(AgentMachineTest, StopOfWhatWasNeverLaunchedIsAnswered) {
   EXPECT_THAT(Launch({"w0"}, 2), ElementsAre("start w0/1"));
 }
 
-// A helper that has given its state may become a spare of the same epoch: its Launch looks like a
-// repetition, but the coordinator must not wait for that trainer's end for ever.
-TEST_F(AgentMachineTest, StopOfASecondTrainerOfAnEpochIsAnswered) {
+// A helper that has given its state away may become a spare of the same epoch.
+TEST_F(AgentMachineTest, AHelperIsAWarmSpareOfTheSameEpoch) {
   Welcome();
   Launch({"w0"});
-  Exits("w0", 0);
   LaunchOrder spare{.job_id = "job", .epoch = 1, .world_size = 1};
   spare.assignments.push_back({.worker = "w0", .rank = -1});
+  EXPECT_THAT(Order(spare), IsEmpty()) << "its trainer has not ended";
+  Exits("w0", 0);
+  EXPECT_THAT(Order(spare), ElementsAre("start w0/2"));
+  EXPECT_THAT(Order(spare), IsEmpty()) << "a repetition";
+  Says("w0", HelloMessage{}, /*run=*/2);
+  EXPECT_THAT(Order(StopOrder{{"w0", "job", 1}, absl::Seconds(3), "the job has ended"}),
+              ElementsAre("to w0/2: shutdown", "end w0/2 in 3s"));
+}
+
+// Nothing tells a third Launch from a repetition, but the coordinator must not wait for that
+// trainer's end for ever.
+TEST_F(AgentMachineTest, StopOfASecondSpareOfAnEpochIsAnswered) {
+  Welcome();
+  LaunchOrder spare{.job_id = "job", .epoch = 1, .world_size = 1};
+  spare.assignments.push_back({.worker = "w0", .rank = -1});
+  EXPECT_THAT(Order(spare), ElementsAre("start w0/1"));
+  Exits("w0", 0);
   EXPECT_THAT(Order(spare), IsEmpty());
   EXPECT_THAT(Order(StopOrder{{"w0", "job", 1}, absl::Seconds(3), "the job has ended"}),
               ElementsAre(HasSubstr("w0 not launched: a second trainer of this epoch")));

@@ -208,7 +208,9 @@ TEST_F(AgentRecoveryTest, AWelcomeWithoutTheEpochThatWaitsDropsIt) {
 TEST_F(AgentRecoveryTest, AProbeIsAnsweredByTheTrainerAndItsProcess) {
   Train();
   EXPECT_THAT(Order(ProbeJobOrder{"job", 1, 7}),
-              ElementsAre("to w0/1: probe 7", "to w1/1: probe 7"));
+              ElementsAre("to w0/1: probe 7", "look at w0/1", "to w1/1: probe 7", "look at w1/1"));
+  EXPECT_THAT(From("w0", 1, RunEvent::ProcessSeen{7, true, "S", 5.0}), IsEmpty())
+      << "it may answer";
   EXPECT_THAT(Says("w0", ProbeReplyMessage{.epoch = 1, .request = 6}), IsEmpty()) << "an older one";
   EXPECT_THAT(Says("w0", ProbeReplyMessage{.epoch = 1, .request = 7, .iteration = 42}),
               ElementsAre("look at w0/1"));
@@ -225,6 +227,14 @@ TEST_F(AgentRecoveryTest, ASilentTrainerIsLookedAtFromOutside) {
   EXPECT_THAT(From("w1", 1, RunEvent::ProcessSeen{7, true, "T", 5.0}),
               ElementsAre("batch 1: w1 probed 7 T silent"));
   EXPECT_EQ(machine_.NextWake(), std::nullopt);
+}
+
+TEST_F(AgentRecoveryTest, NoAnswerIsWaitedForFromAStoppedProcess) {
+  Train();
+  Order(ProbeJobOrder{"job", 1, 7});
+  EXPECT_THAT(From("w0", 1, RunEvent::ProcessSeen{7, true, "T", 5.0}),
+              ElementsAre("batch 1: w0 probed 7 T silent"));
+  EXPECT_THAT(Tick(absl::Milliseconds(400)), ElementsAre("look at w1/1")) << "the other may answer";
 }
 
 TEST_F(AgentRecoveryTest, ATrainerThatCannotBeAskedIsLookedAtAtOnce) {
