@@ -360,6 +360,57 @@ TEST(SnapshotterTest, CopyOfTheCountedGenerationOutlivesTheOwnersLoss) {
               ElementsAre(8, 8, 6, 6, 4));
 }
 
+// The members have decided that an older generation than a new process's newest is the one that
+// counts, and that a still older one is the newest that survives the loss of a node.
+TEST(SnapshotterTest, ANewProcessKeepsTheOlderGenerationThatCountsAndTriesAgainAtOnce) {
+  std::vector<MemoryFile> files(2);
+  const auto own = [](Snapshotter& snapshots, int64_t rank) {
+    std::vector<int64_t> iterations;
+    for (const HeldSnapshot& held : snapshots.List(static_cast<int>(rank)))
+      if (held.slot.rank == rank) iterations.push_back(held.state.iteration);
+    return iterations;
+  };
+  const auto run = [&](int64_t epoch, const auto& body) {
+    RunRanks(2, [&, epoch](CommunicatorPtr world) -> absl::Status {
+      const int me = world->rank();
+      Snapshotter snapshots({.job_id = "j", .memory = files[me].path(), .interval = 2});
+      Rank rank(me);
+      return body(snapshots, rank, *world, EpochOf(*world, 1 - me, epoch));
+    });
+  };
+  run(1, [](Snapshotter& snapshots, Rank& rank, Communicator& world, const SnapshotEpoch& epoch) {
+    absl::Status attached = snapshots.Attach(epoch, 0, kNoGeneration, world);
+    for (int64_t i = 1; i <= 8; ++i) {
+      Step(snapshots, rank, world, i);
+      snapshots.AwaitIdle();
+    }
+    return attached;
+  });
+  run(2, [&](Snapshotter& snapshots, Rank& rank, Communicator& world, const SnapshotEpoch& epoch) {
+    const int me = world.rank();
+    EXPECT_THAT(own(snapshots, me), ElementsAre(8, 6, 4));
+    absl::Status attached = snapshots.Attach(epoch, 8, 6, world, /*safe=*/4);
+    EXPECT_EQ(snapshots.newest_counted(), 6);
+    EXPECT_TRUE(snapshots.Due(8)) << "two steps after the safe one";
+    rank.SetTo(8);
+    snapshots.Begin(rank.State(8));
+    snapshots.AwaitIdle();
+    EXPECT_THAT(own(snapshots, me), testing::Contains(6)) << "nothing newer counts yet";
+    Step(snapshots, rank, world, 9);
+    EXPECT_EQ(snapshots.newest_counted(), 8);
+    EXPECT_FALSE(snapshots.Due(9));
+    EXPECT_TRUE(snapshots.Due(10));
+    return attached;
+  });
+  // All that is known is safe: the next one is due an interval later.
+  run(3, [&](Snapshotter& snapshots, Rank&, Communicator& world, const SnapshotEpoch& epoch) {
+    absl::Status attached = snapshots.Attach(epoch, 9, 8, world, /*safe=*/8);
+    EXPECT_FALSE(snapshots.Due(9));
+    EXPECT_TRUE(snapshots.Due(10));
+    return attached;
+  });
+}
+
 // Rank 1 of 2 goes on alone as rank 0: what it held stays until a new generation counts.
 TEST(SnapshotterTest, FormerRanksAndLayoutsAreKeptUntilANewerGenerationCounts) {
   std::vector<MemoryFile> files(2);
