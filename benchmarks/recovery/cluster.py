@@ -10,9 +10,12 @@ import subprocess
 import time
 
 from model import BATCH, SPEC
+from network import Loopback
 from processes import Failed, Lines, children, end, folder, start, wait_for
 
 BIN = os.path.join(os.environ.get("MUSTER_BUILD", "build"), "bin")
+# Events by which a trainer's death is known: its end, or what another rank noticed of it.
+KNOWN = ("trainer_exited", "rank_failed", "recovering")
 _LINE = re.compile(r"^(\S+)Z I trainer r(\d+)\s+iteration\s+(\d+)/")
 
 
@@ -24,22 +27,29 @@ def seconds(rfc3339):
 
 
 class Cluster:
-    def __init__(self, workers, extra=0):
+    def __init__(self, workers, extra=0, network=None):
+        """`network`: of a folder and a number of hosts (network.py)."""
         self.folder = folder()
-        self.agents, self.stopped = {}, False
-        self.address = "127.0.0.1:0"
+        self.network = network(self.folder, 1 + workers + extra) if network else Loopback()
+        self.agents, self.token = {}, []
+        if self.network.needs_token:
+            self.token = ["--token-file", os.path.join(self.folder, "token")]
+            with open(os.open(self.token[1], os.O_WRONLY | os.O_CREAT, 0o600), "w") as f:
+                f.write("a-token-of-this-benchmark\n")
+        self.address = self.network.address(0) + ":0"
         self.start_coordinator()
         self.names = [f"node{i}" for i in range(workers + extra)]
         for name in self.names:
             self.start_agent(name)
-        wait_for("workers to register", lambda: sum(w["state"] == "ALIVE" for w in self.json("workers")) == len(self.names))
+        wait_for("workers to register", lambda: self.alive() == len(self.names))
 
     def start_coordinator(self):
         described = os.path.join(self.folder, "coordinator", "coordinator.json")
         if os.path.exists(described):
             os.unlink(described)
-        self.coordinator = start([os.path.join(BIN, "muster-coordinator"), "--listen", self.address, "--http", "127.0.0.1:0", "--state-dir",
-                                  os.path.join(self.folder, "coordinator")], os.path.join(self.folder, "coordinator.log"))
+        self.coordinator = start(self.network.on(0, [
+            os.path.join(BIN, "muster-coordinator"), "--listen", self.address, "--http", "127.0.0.1:0", "--state-dir",
+            os.path.join(self.folder, "coordinator"), *self.token]), os.path.join(self.folder, "coordinator.log"))
 
         def address():
             try:
@@ -50,16 +60,26 @@ class Cluster:
         self.address = wait_for("the coordinator", address)
 
     def start_agent(self, name):
-        self.agents[name] = start([os.path.join(BIN, "muster-worker"), "--coordinator", self.address, "--device", "cpu", "--name", name,
-                                   "--advertise", "127.0.0.1", "--state-dir", os.path.join(self.folder, name)],
-                                  os.path.join(self.folder, name + ".log"))
+        host = self.host_of(name)
+        self.agents[name] = start(self.network.on(host, [
+            os.path.join(BIN, "muster-worker"), "--coordinator", self.network.way_to(self.address, host), "--device", "cpu", "--name", name,
+            "--advertise", self.network.address(host), "--state-dir", os.path.join(self.folder, name), *self.token]),
+            os.path.join(self.folder, name + ".log"))
 
     def stop(self):
         for process in [*self.agents.values(), self.coordinator]:
             end(process, 5)
+        self.network.stop()
+
+    def host_of(self, name):
+        return 1 + self.names.index(name)
+
+    def alive(self):
+        return sum(w["state"] == "ALIVE" for w in self.json("workers"))
 
     def command(self, *words):
-        return subprocess.run([os.path.join(BIN, "muster"), *words, "--coordinator", self.address], capture_output=True, text=True)
+        return subprocess.run(self.network.on(0, [os.path.join(BIN, "muster"), *words, "--coordinator", self.address, *self.token]),
+                              capture_output=True, text=True)
 
     def json(self, *words):
         run = self.command(*words, "--json")
@@ -120,18 +140,22 @@ class Job:
     def status(self):
         return self.cluster.json("status", self.id)
 
-    def events(self):
-        return [dict(event, at=seconds(event["time"])) for event in self.cluster.json_lines("events", self.id)]
+    def events(self, *words):
+        return [dict(event, at=seconds(event["time"])) for event in self.cluster.json_lines("events", self.id, *words)]
 
     def event(self, after, *kinds, limit_s=60):
         def there():
             self.check()
-            return next((e for e in self.events() if e["at"] > after and e["kind"] in kinds), None)
+            return next((e for e in self.events("--tail", "100") if e["at"] > after and e["kind"] in kinds), None)
         return wait_for(f"event {' or '.join(kinds)}", there, limit_s, 0.05)
 
     def worker_of(self, rank):
         return wait_for(f"the worker of rank {rank}", lambda: next(
             (w["worker"] for w in self.cluster.json("workers") if w["rank"] == rank and w["job_id"] == self.id), None))
+
+    def p99_s(self):
+        """Of its steps, as it has learned it itself."""
+        return next(p["p99_ms"] for p in self.status()["phase_limits"] if p["phase"] == "step") / 1000
 
     def trainer_of(self, worker):
         """Its process: the one child of that worker's agent that is a trainer."""

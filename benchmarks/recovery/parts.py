@@ -5,11 +5,16 @@ import statistics
 import sys
 import time
 
-from cluster import Cluster, Job
-from processes import end, start, wait_for
+from cluster import KNOWN, Cluster, Job, kill_trainer
+from network import cuttable
+from processes import Failed, end, start, wait_for
+from report import aim, quantile, spread
 
 ALARM_S = int(os.environ.get("MUSTER_BENCH_ALARM_S", "600"))
-ALARMS = ("recovering", "rank_failed", "worker_lost", "hang", "probe")
+DEATHS = 10  # a round: the tail is what is asked for
+# Whatever says that somebody is dead, silent, hung or slow.
+ALARMS = ("trainer_exited", "rank_failed", "worker_lost", "agent_lost", "node_lost", "suspect", "hang", "condemned", "overdue", "recovering",
+          "restarting", "quarantined", "spare_lost", "spare_exited")
 
 
 def _gaps(job, since, until):
@@ -37,53 +42,112 @@ def coordinator(rounds):
             stalled.append(sum(gap > limit for gap in gaps))
             longest.append(max(gaps))
             quiet.append(max(usual))
-            wait_for("the agents", lambda: sum(w["state"] == "ALIVE" for w in cluster.json("workers")) == 2)
-        status = job.status()
-        print(f"\ncoordinator killed, away for 1 s and started again, {rounds} times: {sum(stalled)} stalled steps, "
-              f"{status['restarts']} restarts (aim 0, 0); longest step {1000 * max(longest):.0f} ms, in quiet times {1000 * max(quiet):.0f} ms",
-              flush=True)
+            wait_for("the agents", lambda: cluster.alive() == 2)
+        restarts = job.status()["restarts"]
+        print(f"\ncoordinator killed, away for 1 s and started again, {rounds} times: {sum(stalled)} stalled steps "
+              f"({aim('coordinator killed and restarted: stalled steps', sum(stalled), 0, 'steps')}), {restarts} restarts "
+              f"({aim('coordinator killed and restarted: restarts', restarts, 0, 'restarts')}); longest step, ms, {spread(longest, 1000)}, "
+              f"in quiet times {spread(quiet, 1000)}", flush=True)
     finally:
         cluster.stop()
 
 
-def _p99(job):
-    gaps = sorted(_gaps(job, job.steps[0][0] + 1, time.time()))
-    return gaps[int(0.99 * (len(gaps) - 1))]
+def _known(job, since, kinds, limit_s=20):
+    return job.event(since, *kinds, limit_s=limit_s)["at"] - since
 
 
-def detection(rounds):
-    """SIGSTOP of an agent and of a trainer: from the signal to the moment that the coordinator knows."""
+def _deaths(rounds):
+    """A trainer's: what the kernel needs to take its memory away is in it, since it tells nobody before."""
+    cluster = Cluster(2)
+    job = Job(cluster, 2)
+    try:
+        known = []
+        for kill in range(DEATHS * rounds):
+            killed = kill_trainer(job.trainer_of(job.worker_of(kill % 2)))
+            known.append(_known(job, killed, KNOWN))
+            job.wait_steps(10, job.event(killed, "recovered")["at"])
+        p99 = quantile(known, 0.99)
+        print(f"\na killed trainer is known after, ms: p50 {1000 * quantile(known, 0.5):.1f}, p99 {1000 * p99:.1f}, most "
+              f"{1000 * max(known):.1f}, {len(known)} times ({aim('a dead process is known, p99 of ' + str(len(known)), p99, 0.05)})", flush=True)
+    finally:
+        cluster.stop()
+
+
+def _silence(rounds):
+    """An agent that is stopped, one that is cut off, and one that is killed."""
+    cluster = Cluster(2, network=cuttable)
+    job = Job(cluster, 2)
+
+    def back():
+        wait_for("the agent", lambda: cluster.alive() == 2, 30)
+        job.wait_steps(20, time.time())
+
+    try:
+        job.wait_steps(100)
+        rows = {"a stopped agent": [], f"an agent that is cut off ({cluster.network.name})": []}
+        for _ in range(rounds):
+            stopped = time.time()
+            os.kill(cluster.agents["node1"].pid, signal.SIGSTOP)
+            rows["a stopped agent"].append(_known(job, stopped, ("suspect",)))
+            os.kill(cluster.agents["node1"].pid, signal.SIGCONT)
+            back()
+        restarts = job.status()["restarts"]
+        for _ in range(rounds):
+            # Where trainers talk over that port too, the job cannot go on meanwhile; it is not to be restarted for it.
+            stopped = time.time()
+            cluster.network.cut(cluster.host_of("node1"), True)
+            rows[f"an agent that is cut off ({cluster.network.name})"].append(_known(job, stopped, ("suspect",)))
+            cluster.network.cut(cluster.host_of("node1"), False)
+            back()
+        for what, known in rows.items():
+            print(f"\n{what} is known after, s: {spread(known)}, {rounds} times ({aim(what + ' is known', max(known), 1.5)})", flush=True)
+        print(f"  restarts for a stopped agent: {restarts} ({aim('restarts for a stopped agent', restarts, 0, 'restarts')}), for one that is cut "
+              f"off: {job.status()['restarts'] - restarts}", flush=True)
+        suspect, lost, again = [], [], []
+        for _ in range(rounds):
+            killed = time.time()
+            os.kill(cluster.agents["node1"].pid, signal.SIGKILL)
+            suspect.append(_known(job, killed, ("suspect",)))
+            lost.append(_known(job, killed, ("agent_lost", "node_lost")))
+            end(cluster.agents["node1"], 0)
+            started = time.time()
+            cluster.start_agent("node1")
+            again.append(job.event(killed, "recovered", limit_s=60)["at"] - started)
+            back()
+        print(f"\na killed agent is known after, s: {spread(suspect)}, given up after {spread(lost)}; from its successor's start to the next step "
+              f"{spread(again)}, {rounds} times ({aim('a killed agent is known', max(suspect), 1.5)})", flush=True)
+    finally:
+        cluster.stop()
+
+
+def _hangs(rounds):
     cluster = Cluster(2)
     job = Job(cluster, 2)
     try:
         job.wait_steps(300)
-        silent = []
-        for _ in range(rounds):
-            pid = cluster.agents["node1"].pid
-            stopped = time.time()
-            os.kill(pid, signal.SIGSTOP)
-            wait_for("the silence to be known", lambda: next(
-                w for w in cluster.json("workers") if w["worker"] == "node1")["state"] != "ALIVE", 20, 0.02)
-            silent.append(time.time() - stopped)
-            os.kill(pid, signal.SIGCONT)
-            wait_for("the agent", lambda: all(w["state"] == "ALIVE" for w in cluster.json("workers")), 20)
-            job.wait_steps(20, time.time())
-        print(f"\na stopped agent is known after {statistics.median(silent):.2f} s ({min(silent):.2f}-{max(silent):.2f}), {rounds} times "
-              f"(aim 1.5 s); {job.status()['restarts']} restarts for it", flush=True)
         hung, bounds = [], []
         for _ in range(rounds):
             job.wait_steps(100, time.time())
-            worker = job.worker_of(1)
-            pid = job.trainer_of(worker)
-            bounds.append(3 * _p99(job) + 1)
+            pid = job.trainer_of(job.worker_of(1))
+            bounds.append(3 * job.p99_s() + 1)
             stopped = time.time()
             os.kill(pid, signal.SIGSTOP)
-            hung.append(job.event(stopped, "recovering", "hang", "rank_failed")["at"] - stopped)
+            hung.append(_known(job, stopped, ("hang",)))
             job.event(stopped, "recovered")
-        print(f"a stopped trainer is known as hung after {statistics.median(hung):.2f} s ({min(hung):.2f}-{max(hung):.2f}), {rounds} times "
-              f"(aim 3 x p99 + 1 s = {statistics.median(bounds):.2f} s, and the probe's answer)", flush=True)
+        late = max(h - b for h, b in zip(hung, bounds))
+        print(f"\na stopped trainer is known as hung after, s: {spread(hung)}, {rounds} times; 3 x p99 of its steps + 1 s: {spread(bounds)} "
+              f"({aim('a hung step is known: beyond 3 x its p99 + 1 s', late, 0)})", flush=True)
     finally:
         cluster.stop()
+
+
+def detection(rounds):
+    """From a fault to the coordinator's event that says so, by one clock."""
+    for part in (_deaths, _silence, _hangs):
+        try:
+            part(rounds)
+        except (Failed, OSError) as e:
+            print(f"\n{part.__name__[1:]}: {e}", flush=True)
 
 
 def alarms(_):
@@ -98,14 +162,15 @@ def alarms(_):
             time.sleep(min(5, ALARM_S))
             job.check()
         status = job.status()
+        # The signs of life that a job's events tell of are those of its agents, so all are here.
         false = [e for e in job.events() if e["at"] > began and e["kind"] in ALARMS]
-        print(f"\n{ALARM_S} s with all cores saturated: {len(false)} false alarms (aim 0), {status['restarts']} restarts, "
-              f"{status['iteration'] - first} steps", flush=True)
-        for event in false[:5]:
-            print(f"  {event['kind']}: {event['text'][:200]}")
+        longest = max(_gaps(job, began, time.time()), default=0)
+        print(f"\n{ALARM_S} s with all cores saturated: {len(false)} false alarms "
+              f"({aim(f'false alarms in {ALARM_S} s of saturation', len(false), 0, 'alarms')}), {status['restarts']} restarts, "
+              f"{status['iteration'] - first} steps, the longest {longest:.2f} s", flush=True)
+        for event in false[:20]:
+            print(f"  {event['at'] - began:7.1f} s {event['kind']}: {event['text'][:200]}")
     finally:
         for process in burners:
             end(process, 0)
         cluster.stop()
-
-

@@ -9,6 +9,7 @@ import parts
 from ours import Elastic, InPlace, Spare
 from peers import Torchft, Torchrun
 from processes import Failed
+from report import aim, print_aims, quantile, spread
 
 ROUNDS = int(os.environ.get("MUSTER_BENCH_ROUNDS", "10"))
 WORKERS = [int(n) for n in os.environ.get("MUSTER_BENCH_WORKERS", "2 4").split()]
@@ -38,11 +39,6 @@ def sit(subject, workers, kills):
     finally:
         subject.stop()
     return results
-
-
-def spread(values, factor=1.0):
-    values = sorted(v * factor for v in values)
-    return f"{statistics.median(values):6.2f} ({values[0]:.2f}-{values[-1]:.2f})"
 
 
 def recovery(workers):
@@ -75,10 +71,25 @@ def recovery(workers):
                     ratios.append(f"{ratio:.1f} x {peer} ({what})")
         if ratios:
             print(f"  {SUBJECTS[ours]().name} is faster: {', '.join(ratios)}")
+    note_aims(workers, results)
     for name in ("in_place", "spare", "elastic"):
         if results.get(name):
             print(f"  the last one of {SUBJECTS[name]().name}: {results[name][-1]['text']}")
     sys.stdout.flush()
+
+
+def note_aims(workers, results):
+    """Of medians, but for what must hold every time."""
+    def median(name, key):
+        return statistics.median(row[key] for row in results[name])
+    if results.get("elastic"):
+        aim(f"{workers} workers, elastic: survivors step again", median("elastic", "survivor_s"), 0.15)
+    if results.get("spare"):
+        aim(f"{workers} workers, warm spare: full width", median("spare", "full_s"), 0.5)
+    rows = [row for name in ("in_place", "spare", "elastic") for row in results.get(name, [])]
+    if rows:
+        aim(f"{workers} workers, replicated state: steps lost at most", max(row["lost"] for row in rows), 0, "steps")
+        aim(f"{workers} workers: a dead process is known, p99 of {len(rows)}", quantile([row["known_s"] for row in rows], 0.99), 0.05)
 
 
 def main():
@@ -92,6 +103,7 @@ def main():
                 getattr(parts, part)(ROUNDS)
             except (Failed, OSError) as e:
                 print(f"\n{part}: {e}")
+    print_aims()
     print(f"\n{time.monotonic() - start:.0f} s in all")
 
 
