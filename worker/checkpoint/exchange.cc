@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/base/status.h"
+#include "worker/comm/long_wait.h"
 
 namespace muster {
 
@@ -39,6 +40,7 @@ absl::StatusOr<std::vector<std::string>> ExchangeTexts(const std::string& text, 
 
 absl::StatusOr<std::vector<std::string>> ExchangeOutcomes(const absl::StatusOr<std::string>& mine,
                                                           at::Device device, Communicator& world) {
+  const LongWait until_the_slowest_is_done;  // which took as long as its disk did
   // "CODE\nPAYLOAD" or "CODE\nMESSAGE".
   const std::string sent =
       absl::StrCat(static_cast<int>(mine.status().code()), "\n",

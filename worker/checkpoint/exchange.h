@@ -17,8 +17,10 @@ namespace muster {
 absl::StatusOr<std::vector<std::string>> ExchangeTexts(const std::string& text, at::Device device,
                                                        Communicator& world);
 
-// Every rank's outcome and payload. OK: the payloads in rank order; otherwise the error of the
-// first rank that failed, with "rank R: " in front, the same on every rank.
+// Every rank's outcome and payload, of something that may take ranks very different times: the
+// groups' own limits don't hold for it (worker/comm/long_wait.h). OK: the payloads in rank order;
+// otherwise the error of the first rank that failed, with "rank R: " in front, the same on every
+// rank.
 absl::StatusOr<std::vector<std::string>> ExchangeOutcomes(const absl::StatusOr<std::string>& mine,
                                                           at::Device device, Communicator& world);
 

@@ -45,6 +45,10 @@ class SignallingGroup final : public c10d::ProcessGroupGloo {
   }
 };
 
+std::chrono::milliseconds Milliseconds(absl::Duration limit) {
+  return std::chrono::milliseconds(absl::ToInt64Milliseconds(std::min(limit, absl::Hours(24))));
+}
+
 // Groups may open at the same time; each must see only its own listener appear.
 Mutex open_mu;
 
@@ -54,6 +58,7 @@ struct GlooBackend::Impl {
   Options options;
   std::shared_ptr<::gloo::transport::Device> device;
   std::string listener;
+  absl::Duration limit;  // that gloo keeps now
   c10::intrusive_ptr<SignallingGroup> group;
 };
 
@@ -81,8 +86,8 @@ absl::StatusOr<std::unique_ptr<GlooBackend>> GlooBackend::Open(const Options& op
 absl::Status GlooBackend::Connect(const c10::intrusive_ptr<c10d::Store>& store) {
   auto options = c10d::ProcessGroupGloo::Options::create();
   options->threads = 2;
-  options->timeout = std::chrono::milliseconds(
-      absl::ToInt64Milliseconds(std::min(impl_->options.operation_limit, absl::Hours(24))));
+  impl_->limit = impl_->options.operation_limit;
+  options->timeout = Milliseconds(impl_->limit);
   options->devices.push_back(impl_->device);
   try {
     impl_->group = c10::make_intrusive<SignallingGroup>(store, impl_->options.rank,
@@ -99,6 +104,12 @@ void GlooBackend::Poke() {
 }
 
 c10d::Backend& GlooBackend::ops() { return *impl_->group; }
+
+void GlooBackend::SetLimit(absl::Duration limit) {
+  if (limit == impl_->limit) return;
+  impl_->limit = limit;
+  impl_->group->setTimeout(Milliseconds(limit));
+}
 
 void GlooBackend::SignalPairs() {
   if (impl_->group) impl_->group->SignalPairs();

@@ -34,8 +34,10 @@ class GlooBackend {
   // Ends a Connect that waits, as listener, for a peer that will not come.
   void Poke();
 
-  // After Connect.
+  // After Connect, by one thread at a time.
   c10d::Backend& ops();
+  // Of the operations that are issued from now on.
+  void SetLimit(absl::Duration limit);
   // Fails the pending operations, as gloo itself does when one times out. Most end at once, a few
   // (whose payload is half sent) only at their limit. May block for some 10 ms.
   void SignalPairs();

@@ -46,6 +46,7 @@ absl::Status GlooGroup::CheckAgreement(const Running& running) {
   }
   auto check = std::make_shared<Running>();
   check->sequence = running.sequence;
+  check->limit = running.limit;
   check->deadline = running.deadline;
   check->internal = true;
   check->operation.issue = [mine, all](c10d::Backend& gloo) -> Works {

@@ -15,6 +15,7 @@
 #include "worker/comm/gloo_lingering.h"
 #include "worker/comm/gloo_running.h"
 #include "worker/comm/gloo_store.h"
+#include "worker/comm/long_wait.h"
 #include "worker/comm/ready_work.h"
 
 namespace muster {
@@ -196,7 +197,8 @@ absl::Status GlooGroup::WaitFormed() {
 WorkPtr GlooGroup::Start(Operation operation) {
   auto running = std::make_shared<Running>();
   running->operation = std::move(operation);
-  running->deadline = AbortState::SteadyNow() + options_.operation_limit;
+  running->limit = LongWait::LimitOf(options_.operation_limit);
+  running->deadline = AbortState::SteadyNow() + running->limit;
   MutexLock lock(&issue_mu_);
   running->sequence =
       log_.Start(running->operation.shape, absl::Now(), running->operation.transfers);
@@ -226,6 +228,7 @@ void GlooGroup::DispatchLocked(const RunningPtr& running) {
 void GlooGroup::IssueLocked(const RunningPtr& running) {
   Works works;
   try {
+    backend_->SetLimit(running->limit);
     works = running->operation.issue(backend_->ops());
   } catch (const std::exception& e) {
     return Fail(Named(*running, CodeOf(e.what()), e.what()));
@@ -254,7 +257,7 @@ void GlooGroup::Watch(const RunningPtr& running, const Works& works) {
     return;
   }
   const auto limit = std::chrono::milliseconds(
-      absl::ToInt64Milliseconds(std::min(options_.operation_limit, absl::Hours(24))));
+      absl::ToInt64Milliseconds(std::min(running->limit, absl::Hours(24))));
   waiters_.Run([self = shared_from_this(), running, works = Works(works), limit]() mutable {
     for (auto& work : works) {
       std::string error;
@@ -318,7 +321,7 @@ absl::Status GlooGroup::Wait(const RunningPtr& running) {
   }
   if (absl::IsDeadlineExceeded(status)) {
     Fail(Named(*running, absl::StatusCode::kDeadlineExceeded,
-               absl::StrCat("not done after ", absl::FormatDuration(options_.operation_limit))));
+               absl::StrCat("not done after ", absl::FormatDuration(running->limit))));
   }
   status = state_->failure();
   log_.Finish(running->sequence, status, absl::Now());

@@ -10,7 +10,7 @@ struct GlooGroup::Running {
   int64_t sequence = 0;
   Operation operation;    // emptied when done, which frees its tensors
   bool internal = false;  // a check, which the log does not show
-  absl::Duration deadline;
+  absl::Duration limit, deadline;
   // Guarded by the state's mutex.
   Works works;
   int num_left = 0;

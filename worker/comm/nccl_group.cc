@@ -7,6 +7,7 @@
 #include "absl/time/clock.h"
 #include "common/base/status.h"
 #include "common/runtime/log.h"
+#include "worker/comm/long_wait.h"
 #include "worker/comm/ready_work.h"
 
 namespace muster {
@@ -117,7 +118,7 @@ void NcclFamily::Watch() {
 
 struct NcclGroup::Running {
   int64_t sequence = 0;
-  absl::Duration deadline;
+  absl::Duration limit, deadline;
   CudaEvent done_event = nullptr;  // null once done: it serves another operation then
   bool done = false;
   std::vector<at::Tensor> tensors;
@@ -228,7 +229,8 @@ WorkPtr NcclGroup::Start(const OpShape& shape, std::vector<at::Tensor> tensors,
                          absl::Span<const OpTransfer> transfers) {
   auto running = std::make_shared<Running>();
   running->sequence = log_.Start(shape, absl::Now(), transfers);
-  running->deadline = AbortState::SteadyNow() + family_->options().operation_limit;
+  running->limit = LongWait::LimitOf(family_->options().operation_limit);
+  running->deadline = AbortState::SteadyNow() + running->limit;
   running->tensors = std::move(tensors);
   absl::Status status = family_->state().failure();
   if (status.ok()) {
@@ -257,7 +259,7 @@ absl::Status NcclGroup::Launched(const RunningPtr& running, const Launch& launch
   const NcclResult result = launch(api, comm_, stream_);
   // In progress: the first operation between two ranks connects them. The event may only be
   // recorded behind the kernel.
-  RETURN_IF_ERROR(family_->Settle(result, comm_, family_->options().operation_limit, &mu_));
+  RETURN_IF_ERROR(family_->Settle(result, comm_, running->limit, &mu_));
   ASSIGN_OR_RETURN(running->done_event, TakeEvent());
   running_.push_back(running);
   return api.RecordEvent(running->done_event, stream_);
@@ -314,8 +316,8 @@ absl::StatusOr<bool> NcclGroup::PollOnce() {
     return Explained(result, where);
   }
   if (!running_.empty() && AbortState::SteadyNow() > running_.front()->deadline) {
-    return absl::DeadlineExceededError(absl::StrCat(
-        where, ": not done after ", absl::FormatDuration(family_->options().operation_limit)));
+    return absl::DeadlineExceededError(
+        absl::StrCat(where, ": not done after ", absl::FormatDuration(running_.front()->limit)));
   }
   return !running_.empty();
 }

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "absl/time/clock.h"
+#include "worker/comm/long_wait.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -71,7 +72,7 @@ ShmGroup* ShmEngine::FindOrMake(const std::string& name, const std::vector<int>&
 
 void ShmEngine::Start(ShmGroup* group, const ShmOpPtr& op) {
   op->group = group;
-  op->deadline = AbortState::SteadyNow() + options_.operation_limit;
+  op->deadline = AbortState::SteadyNow() + LongWait::LimitOf(options_.operation_limit);
   std::vector<OpTransfer> observed;
   if (group->log().observed()) {
     for (const ShmTransfer& one : op->transfers) {

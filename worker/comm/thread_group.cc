@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/base/status.h"
+#include "worker/comm/long_wait.h"
 
 namespace muster {
 
@@ -13,7 +14,7 @@ struct ThreadGroup::Op {
   int member = 0;
   int channel = 0;
   int64_t sequence = 0;  // in the member's log
-  absl::Duration deadline;
+  absl::Duration limit, deadline;
   Collective collective;            // of a collective
   int64_t number = -1;              // its number in the group's order; -1: a batch
   std::vector<Transfer> transfers;  // of a batch
@@ -87,7 +88,8 @@ ThreadGroup::OpPtr ThreadGroup::PostBatch(int member, std::vector<Transfer> tran
 
 ThreadGroup::OpPtr ThreadGroup::Enqueue(int member, OpPtr op) {
   op->member = member;
-  op->deadline = AbortState::SteadyNow() + options_.operation_limit;
+  op->limit = LongWait::LimitOf(options_.operation_limit);
+  op->deadline = AbortState::SteadyNow() + op->limit;
   std::vector<OpTransfer> observed;
   if (members_[member].log->observed()) {
     for (const Transfer& transfer : op->transfers)
@@ -230,9 +232,9 @@ absl::Status ThreadGroup::Wait(const OpPtr& op) {
   if (status.ok()) return status;
   OpLog& log = *members_[op->member].log;
   if (absl::IsDeadlineExceeded(status) && state_->failure_locked().ok()) {
-    state_->FailLocked(absl::DeadlineExceededError(
-        absl::StrCat(log.Name(op->sequence), ": not done after ",
-                     absl::FormatDuration(options_.operation_limit), Missing(*op))));
+    state_->FailLocked(
+        absl::DeadlineExceededError(absl::StrCat(log.Name(op->sequence), ": not done after ",
+                                                 absl::FormatDuration(op->limit), Missing(*op))));
   }
   log.Finish(op->sequence, state_->failure_locked(), absl::Now());
   return state_->failure_locked();

@@ -8,6 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "absl/time/clock.h"
 #include "common/ckpt/layout.h"
 #include "common/ckpt/verify.h"
 #include "tests/worker/checkpoint/checkpoint_test_util.h"
@@ -286,6 +287,91 @@ TEST(CheckpointTest, AFailureOfAnyRankIsEveryRanksAndKeepsTheOldOne) {
       EXPECT_TRUE(save(2, nullptr).ok());
       EXPECT_EQ(LoadCheckpoint({.root = root.path()}, none, world)->iteration, 2);
     });
+  }
+}
+
+// Two attempts at one iteration: the first died when its shards lay aside, manifest and all.
+TEST(CheckpointTest, ShardsOfAnotherAttemptAreNeverMixedIn) {
+  TestRoot root, elsewhere;
+  const auto save = [](const std::string& folder, int64_t epoch, int64_t iteration, float value) {
+    RunRanks(2, [&](Communicator& world) {
+      const CheckpointState state{
+          .iteration = iteration,
+          .tensors = {Shard("w", at::full({8}, value), 0, world.rank(), 2)}};
+      ASSERT_TRUE(SaveCheckpoint({.root = folder, .epoch = epoch}, state, world).ok());
+    });
+  };
+  const auto load = [&](int64_t iteration, float value) {
+    at::Tensor weight = at::zeros({8});
+    const auto loaded = LoadAlone(root.path(), {{.name = "w", .data = weight}});
+    ASSERT_TRUE(loaded.ok()) << loaded.status();
+    EXPECT_EQ(loaded->iteration, iteration);
+    EXPECT_TRUE(at::equal(weight, at::full({8}, value))) << weight;
+  };
+  save(root.path(), 1, 100, 1);
+  save(elsewhere.path(), 1, 200, 2);
+  const std::string aside = root / AsideFolderName(200, 1);
+  for (const bool with_manifest : {true, false}) {
+    SCOPED_TRACE(with_manifest);
+    std::filesystem::copy(elsewhere / "iter_0000200", aside);
+    if (!with_manifest) {
+      std::filesystem::remove(aside + "/manifest.json");
+      std::filesystem::remove(aside + "/shard_00000.safetensors");
+    }
+    load(100, 1);
+    save(root.path(), 2, 200, 3);
+    load(200, 3);
+    EXPECT_FALSE(std::filesystem::exists(aside));
+    std::filesystem::remove_all(root / "iter_0000200");
+    std::ofstream(root / "latest_checkpointed_iteration.txt") << "100\n";
+  }
+}
+
+// Its disk is slow: it comes to the exchange when the others have waited for longer than anything
+// else may take.
+class SlowFileOps final : public FileOps {
+ public:
+  explicit SlowFileOps(absl::Duration wait) : wait_(wait) {}
+  absl::StatusOr<std::unique_ptr<WritableFile>> Create(const std::string& path) override {
+    absl::SleepFor(wait_);  // the length of it is what is tested
+    return Real().Create(path);
+  }
+  absl::Status CreateDirectories(const std::string& path) override {
+    return Real().CreateDirectories(path);
+  }
+  absl::Status Rename(const std::string& from, const std::string& to) override {
+    return Real().Rename(from, to);
+  }
+  absl::Status RemoveAll(const std::string& path) override { return Real().RemoveAll(path); }
+  absl::Status SyncDirectory(const std::string& path) override {
+    return Real().SyncDirectory(path);
+  }
+
+ private:
+  const absl::Duration wait_;
+};
+
+TEST(CheckpointTest, ASlowShardDoesNotEndTheGroup) {
+  constexpr absl::Duration kLimit = absl::Milliseconds(100);
+  for (const int slow : {0, 1}) {  // rank 0 also writes the manifest
+    TestRoot root;
+    RunRanks(2,
+             [&](Communicator& world) {
+               SlowFileOps disk(2 * kLimit);
+               CheckpointState state{.iteration = 1,
+                                     .tensors = {Shard("w", Range({4}), 0, world.rank(), 2)}};
+               const auto saved = SaveCheckpoint(
+                   {.root = root.path(), .files = world.rank() == slow ? &disk : nullptr}, state,
+                   world);
+               EXPECT_TRUE(saved.ok()) << saved.status();
+               // What is no file's fault has its limit as before.
+               if (world.rank() == 0) {
+                 const absl::Status alone = world.Barrier()->Wait();
+                 EXPECT_TRUE(absl::IsDeadlineExceeded(alone)) << alone;
+                 EXPECT_THAT(alone.ToString(), HasSubstr("not done after 100ms"));
+               }
+             },
+             {.operation_limit = kLimit});
   }
 }
 

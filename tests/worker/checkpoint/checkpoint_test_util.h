@@ -34,8 +34,9 @@ class TestRoot {
 };
 
 // Runs `rank_main` on `size` ranks, each a thread.
-inline void RunRanks(int size, const std::function<void(Communicator& world)>& rank_main) {
-  std::vector<CommunicatorPtr> ranks = MakeThreadWorld(size);
+inline void RunRanks(int size, const std::function<void(Communicator& world)>& rank_main,
+                     const ThreadWorldOptions& options = {}) {
+  std::vector<CommunicatorPtr> ranks = MakeThreadWorld(size, options);
   std::vector<std::thread> threads;
   for (CommunicatorPtr& rank : ranks) threads.emplace_back([&] { rank_main(*rank); });
   for (std::thread& thread : threads) thread.join();

@@ -19,6 +19,7 @@
 #include "absl/strings/str_split.h"
 #include "tests/support/rank_processes.h"
 #include "worker/comm/gloo_communicator.h"
+#include "worker/comm/long_wait.h"
 #include "worker/comm/node_communicator.h"
 #include "worker/comm/thread_communicator.h"
 
@@ -269,6 +270,39 @@ TEST_P(ProcessAbortTest, TheLimitNamesTheOperation) {
   EXPECT_FALSE(seen.ok());
   EXPECT_THAT(std::string(seen.message()),
               HasSubstr("group world, sequence 0, all_reduce 5 float (rank 0)"));
+}
+
+// What waits for a file may last longer than the limit, and only that.
+TEST_P(ProcessAbortTest, ALongWaitOutlastsTheLimit) {
+  constexpr absl::Duration kLimit = absl::Milliseconds(300);
+  auto store = std::make_shared<MapStore>();
+  std::vector<std::thread> threads;
+  std::vector<absl::Status> seen(2);
+  absl::Status late;
+  for (int rank = 0; rank < 2; ++rank) {
+    threads.emplace_back([&, rank] {
+      auto world =
+          Form(GetParam(),
+               {.rank = rank, .size = 2, .epoch = 1, .store = store, .operation_limit = kLimit});
+      ASSERT_TRUE(world.ok()) << world.status();
+      seen[rank] = (*world)->Barrier()->Wait();
+      if (rank == 1) absl::SleepFor(2 * kLimit);  // the length of it is what is tested
+      {
+        const LongWait wait;
+        at::Tensor ones = at::ones({5});
+        seen[rank].Update((*world)->AllReduce(ones, ReduceOp::kSum)->Wait());
+        EXPECT_EQ(ones.sum().item<float>(), 10);
+      }
+      if (rank == 1) {
+        (void)(*world)->SendRecv({{P2POp::Kind::kRecv, at::ones({3}), 0}})->Wait();
+        return;
+      }
+      late = (*world)->AllReduce(at::ones({5}), ReduceOp::kSum)->Wait();
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const absl::Status& status : seen) EXPECT_TRUE(status.ok()) << status;
+  EXPECT_FALSE(late.ok());
 }
 
 // A peer that is stopped but not dead is noticed by the limit, on all who wait for it.
