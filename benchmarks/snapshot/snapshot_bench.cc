@@ -1,7 +1,10 @@
 // What snapshots cost a training step: a job of one rank, GPT-2 124M in bf16 on the CPU, through
-// RunTraining, with a memory as the agent gives it. Steps that follow a snapshot have its copy
-// under them; the others of the same run are what they are compared with, so that a change of the
-// machine's speed hits both.
+// RunTraining, with a memory as the agent gives it. A step's time is that between two reports by
+// the wall clock, so that whatever is done between steps counts too.
+//
+// Interval 10: steps that run over a copy are compared with the other steps of the same ten, so
+// that a change of the machine's speed hits both. The same arithmetic over two steps without any
+// copy says how far the machine alone is off. Interval 1: runs with and without, in turns.
 //
 // Usage: bench-snapshot STEPS BATCH SEQ THREADS [small]   (small: a tenth of the model, to try it)
 
@@ -13,6 +16,7 @@
 #include <cstdlib>
 #include <iostream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +24,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "absl/time/clock.h"
 #include "common/base/check.h"
 #include "common/runtime/clock.h"
 #include "common/runtime/fd.h"
@@ -35,7 +40,11 @@ namespace {
 class StepTimes final : public TrainerHost {
  public:
   void Send(TrainerToAgent message) override {
-    if (const auto* step = std::get_if<StepMessage>(&message)) ms.push_back(step->elapsed_ms);
+    if (std::holds_alternative<StepMessage>(message)) {
+      const absl::Time now = absl::Now();
+      if (last_.has_value()) ms.push_back(absl::ToDoubleMilliseconds(now - *last_));
+      last_ = now;
+    }
     if (const auto* event = std::get_if<EventMessage>(&message)) {
       std::cerr << event->kind << ": " << event->text << "\n";
     }
@@ -43,7 +52,10 @@ class StepTimes final : public TrainerHost {
   std::vector<Directive> TakeDirectives() override { return {}; }
   bool ExitSignalReceived() override { return false; }
 
-  std::vector<double> ms;  // of step 1, 2, ...
+  std::vector<double> ms;  // of step 2, 3, ...: the first has no report before it
+
+ private:
+  std::optional<absl::Time> last_;
 };
 
 struct Setting {
@@ -105,48 +117,76 @@ double Median(std::vector<double> values) {
 
 // Pages of a slot are new in its first snapshot, so those are left out.
 constexpr int64_t kFirst = 3;
+// Step 10 k + 1 runs over the copy of the state of step 10 k, the next one over what is left of it,
+// and sees that it counts.
+constexpr int64_t kOverCopy = 2;
 
-// Step k + 1 runs over the copy of step k's state; step k + 2 sees that it has counted.
-void Every(const Setting& setting) {
-  const std::vector<double> ms = StepsOf(setting);
-  std::vector<double> without, with;
-  for (size_t i = 0; i < ms.size(); ++i) {
-    const auto before = static_cast<int64_t>(i);  // steps done before this one
-    if (before < 2) continue;
-    if (before % setting.interval != 0) {
-      without.push_back(ms[i]);
-    } else if (before / setting.interval > kFirst) {
-      with.push_back(ms[i]);
+// The time of the `interval` steps, if only those from `first` on cost more than the others, over
+// that of as many of the others. Those over a copy are never among the others.
+double RatioOfBlock(const std::vector<double>& block, int64_t first) {
+  std::vector<double> others, measured;
+  for (int64_t i = 0; i < static_cast<int64_t>(block.size()); ++i) {
+    if (i >= first && i < first + kOverCopy) {
+      measured.push_back(block[i]);
+    } else if (i >= kOverCopy) {
+      others.push_back(block[i]);
     }
   }
-  const double plain = Median(without), copied = Median(with);
-  const double mean = (static_cast<double>(setting.interval - 1) * plain + copied) /
-                      static_cast<double>(setting.interval);
+  const double plain = Median(others);
+  double extra = 0;
+  for (const double one : measured) extra += one - plain;
+  return 1 + extra / (static_cast<double>(block.size()) * plain);
+}
+
+std::string Spread(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return absl::StrFormat("%.4f (%.4f-%.4f)", Median(values), values.front(), values.back());
+}
+
+void Every(const Setting& setting) {
+  const std::vector<double> ms = StepsOf(setting);
+  std::vector<double> ratios, noise, plain, copied;
+  for (int64_t k = kFirst + 1; (k + 1) * setting.interval <= setting.steps; ++k) {
+    // Iteration i is ms[i - 2].
+    const auto first = ms.begin() + k * setting.interval - 1;
+    const std::vector<double> block(first, first + setting.interval);
+    ratios.push_back(RatioOfBlock(block, 0));
+    noise.push_back(RatioOfBlock(block, setting.interval / 2));
+    copied.push_back(block[0]);
+    plain.push_back(Median({block.begin() + kOverCopy, block.end()}));
+  }
   std::cout << absl::StrFormat(
-      "interval %d: steps without a copy %.1f ms (%d), with one %.1f ms (%d), ratio over the "
-      "interval %.4f\n",
-      setting.interval, plain, without.size(), copied, with.size(), mean / plain);
+      "interval %d: a step %.1f ms, one over a copy %.1f ms; ratio over the interval %s, aim 1.03: "
+      "%s; the same over steps without a copy (noise) %s; %d snapshots\n",
+      setting.interval, Median(plain), Median(copied), Spread(ratios),
+      Median(ratios) <= 1.03 ? "met" : "NOT MET", Spread(noise), ratios.size());
+}
+
+double MeanWithoutTheFirst(std::vector<double> ms) {
+  ms.erase(ms.begin(),
+           ms.begin() + std::min<int64_t>(2 * kFirst + 1, static_cast<int64_t>(ms.size()) - 1));
+  double sum = 0;
+  for (const double one : ms) sum += one;
+  return sum / static_cast<double>(ms.size());
 }
 
 // A snapshot is begun once the one before it counts: after each step, or after every second one
 // where the copy takes longer than the passes.
 void Always(Setting setting) {
-  setting.interval = 0;
-  const double plain = Median([&] {
-    std::vector<double> ms = StepsOf(setting);
-    ms.erase(ms.begin(), ms.begin() + 2);
-    return ms;
-  }());
-  setting.interval = 1;
-  std::vector<double> ms = StepsOf(setting);
-  ms.erase(ms.begin(),
-           ms.begin() + std::min<int64_t>(2 * kFirst + 2, static_cast<int64_t>(ms.size()) - 1));
-  double sum = 0;
-  for (const double one : ms) sum += one;
-  const double mean = sum / static_cast<double>(ms.size());
+  constexpr int kTurns = 3;
+  std::vector<double> without, with, ratios, noise;
+  for (int turn = 0; turn < kTurns; ++turn) {
+    setting.interval = 0;
+    without.push_back(MeanWithoutTheFirst(StepsOf(setting)));
+    setting.interval = 1;
+    with.push_back(MeanWithoutTheFirst(StepsOf(setting)));
+    ratios.push_back(with.back() / without.back());
+    noise.push_back(without.back() / without.front());
+  }
   std::cout << absl::StrFormat(
-      "interval 1: steps of a run without %.1f ms, with %.1f ms, ratio %.4f\n", plain, mean,
-      mean / plain);
+      "interval 1: runs without %.1f ms a step, with %.1f ms, in %d turns; ratio %s; runs without "
+      "to the first of them (noise) %s\n",
+      Median(without), Median(with), kTurns, Spread(ratios), Spread(noise));
 }
 
 int Main(int argc, char** argv) {
@@ -160,7 +200,7 @@ int Main(int argc, char** argv) {
                   .seq = std::atoll(argv[3]),
                   .interval = 10};
   if (small) setting.layers = setting.heads = 6, setting.vocab = 512;
-  MUSTER_CHECK_MSG(setting.steps > 10 * (kFirst + 1), "at least 41 steps");
+  MUSTER_CHECK_MSG(setting.steps > 10 * (kFirst + 2), "at least 51 steps");
   at::set_num_threads(std::atoi(argv[4]));
   std::cout << absl::StrFormat("%s, bf16, %d x %d tokens, %s threads\n",
                                small ? "a small GPT" : "GPT-2 124M (1.74 GB a snapshot)",
@@ -168,7 +208,7 @@ int Main(int argc, char** argv) {
             << std::flush;
   Every(setting);
   Setting always = setting;
-  always.steps = std::max<int64_t>(12, setting.steps / 4);
+  always.steps = std::max<int64_t>(16, setting.steps / 8);
   Always(always);
   return 0;
 }
