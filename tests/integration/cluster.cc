@@ -104,6 +104,7 @@ Process& Cluster::StartAgent(const std::string& name, int slots, const std::stri
     command.push_back("--token-file");
     command.push_back(token_file);
   }
+  command.insert(command.begin(), agent_prefix.begin(), agent_prefix.end());
   // The variable marks the trainers as this test's own.
   agents_.push_back(std::make_unique<Process>(
       folder_.path(), command,

@@ -38,8 +38,8 @@ class Cluster {
   // Writes the spec into the folder and submits it; the job's id, or "" (then `last_error`).
   std::string Submit(const nlohmann::json& spec);
   std::string last_error;
-  // Further options of agents that are started from now on.
-  std::vector<std::string> agent_options;
+  // Further options of agents that are started from now on, and words before their command.
+  std::vector<std::string> agent_options, agent_prefix;
 
   // Waits for these; false when the limit passed.
   bool WaitForWorkers(int count);  // alive and idle

@@ -4,8 +4,10 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <sstream>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -32,6 +34,7 @@ pid_t ParentOf(pid_t pid) {
 
 ChaosCluster::ChaosCluster(const std::vector<int>& slots_of_node)
     : start_(absl::Now()), cluster_("") {
+  cluster_.agent_options = {"--plugin-dir", PLUGIN_DIR};
   for (const int slots : slots_of_node) {
     nodes_.push_back({.process = 0, .slots = slots});
     StartAgent(num_nodes() - 1);
@@ -107,6 +110,11 @@ void ChaosCluster::Inject(const Fault& fault) {
     case Fault::Kind::kStopCoordinator:
       if (!coordinator_away_) Stop(cluster_.coordinator().pid(), fault.lasts);
       return;
+    case Fault::Kind::kDrainNode:
+      if (nodes_[node].drain != nullptr) return;
+      StartDrain(node, false);
+      due_.push_back({absl::Now() + fault.lasts, Due::What::kUndrain, -1, node});
+      return;
   }
 }
 
@@ -114,6 +122,25 @@ void ChaosCluster::Stop(pid_t pid, absl::Duration lasts) {
   Note(absl::StrCat("stop process ", pid));
   kill(pid, SIGSTOP);
   due_.push_back({absl::Now() + lasts, Due::What::kContinue, pid});
+}
+
+void ChaosCluster::StartDrain(int node, bool undo) {
+  Note(absl::StrCat(undo ? "undo: " : "", "drain node ", NodeName(node)));
+  std::vector<std::string> command = {Binary("muster"), "drain", NodeName(node)};
+  if (undo) command.push_back("--undo");
+  nodes_[node].undoing = undo;
+  nodes_[node].drain = std::make_unique<Process>(
+      cluster_.folder().path(), std::move(command),
+      std::map<std::string, std::string>{{"MUSTER_COORDINATOR", cluster_.address()}});
+}
+
+// The coordinator may be away or stand still for as long as this process wants it to, so that no
+// command is waited for; but the last one must have succeeded.
+void ChaosCluster::Undrain(int node) {
+  const int code = nodes_[node].drain->Wait(absl::ZeroDuration());
+  if (nodes_[node].undoing && code == 0) return nodes_[node].drain.reset();
+  if (code != -1) StartDrain(node, true);
+  due_.push_back({absl::Now() + absl::Milliseconds(100), Due::What::kUndrain, -1, node});
 }
 
 void ChaosCluster::KillAgent(int node) {
@@ -162,6 +189,9 @@ void ChaosCluster::Do(const Due& due) {
     case Due::What::kStartCoordinator:
       if (coordinator_away_) StartCoordinator();
       return;
+    case Due::What::kUndrain:
+      Undrain(due.node);
+      return;
   }
 }
 
@@ -177,13 +207,17 @@ bool ChaosCluster::Advance() {
 }
 
 void ChaosCluster::Heal() {
-  std::vector<Due> due;
-  std::swap(due, due_);
-  // Agents look for the coordinator.
-  std::stable_sort(due.begin(), due.end(), [](const Due& a, const Due& b) {
-    return (a.what == Due::What::kStartCoordinator) > (b.what == Due::What::kStartCoordinator);
+  const bool healed = Eventually([&] {
+    std::vector<Due> due;
+    std::swap(due, due_);
+    // Agents and commands look for the coordinator.
+    std::stable_sort(due.begin(), due.end(), [](const Due& a, const Due& b) {
+      return (a.what == Due::What::kStartCoordinator) > (b.what == Due::What::kStartCoordinator);
+    });
+    for (const Due& each : due) Do(each);
+    return due_.empty();
   });
-  for (const Due& each : due) Do(each);
+  EXPECT_TRUE(healed) << history_;
 }
 
 void ChaosCluster::Note(const std::string& text) {

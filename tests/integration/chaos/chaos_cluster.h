@@ -3,7 +3,7 @@
 // does what is due.
 #pragma once
 
-#include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -55,15 +55,20 @@ class ChaosCluster {
     size_t process;  // index of its newest agent in cluster_
     int slots = 1;
     bool away = false;
+    std::unique_ptr<Process> drain;  // the newest command, until it was undone
+    bool undoing = false;
   };
   struct Due {
     absl::Time at;
-    enum class What { kContinue, kStartAgent, kStartCoordinator } what;
+    enum class What { kContinue, kStartAgent, kStartCoordinator, kUndrain } what;
     pid_t pid = -1;
     int node = 0;
   };
   void Do(const Due& due);
   void Stop(pid_t pid, absl::Duration lasts);
+  // By commands that are not waited for.
+  void StartDrain(int node, bool undo);
+  void Undrain(int node);
   void Note(const std::string& text);
 
   const absl::Time start_;

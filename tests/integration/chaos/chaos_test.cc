@@ -27,7 +27,7 @@ class ChaosRuns {
  public:
   ChaosRuns(const ChaosLayout& layout, int train_iters)
       : layout_(layout), spec_(ChaosSpec(layout, train_iters)), chaos_(layout.slots_of_node) {
-    unbroken_ = RunUnbroken(chaos_.cluster(), spec_);
+    unbroken_ = UnbrokenOf(chaos_.cluster(), spec_);
   }
 
   void Run(uint32_t seed, int num_faults) {

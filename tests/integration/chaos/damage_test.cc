@@ -53,7 +53,7 @@ class DamageTest : public ::testing::Test {
         chaos_(layout_.slots_of_node),
         spec_(ChaosSpec(layout_, 200)) {
     spec_["recovery"]["snapshot_interval"] = 5;
-    unbroken_ = RunUnbroken(chaos_.cluster(), spec_);
+    unbroken_ = UnbrokenOf(chaos_.cluster(), spec_);
   }
   void StopAll(const std::vector<pid_t>& trainers) {
     for (const pid_t pid : trainers) kill(pid, SIGSTOP);

@@ -24,10 +24,12 @@ constexpr Weight kWeights[] = {
     {Kind::kKillNode, "kill node", 2, 0, 2500},
     {Kind::kKillCoordinator, "kill coordinator", 3, 0, 1000},
     {Kind::kStopCoordinator, "stop coordinator", 1, 20, 2000},
+    {Kind::kDrainNode, "drain node", 3, 20, 2500},
 };
 
 bool HitsAgents(Kind kind) {
-  return kind == Kind::kKillAgent || kind == Kind::kStopAgent || kind == Kind::kKillNode;
+  return kind == Kind::kKillAgent || kind == Kind::kStopAgent || kind == Kind::kKillNode ||
+         kind == Kind::kDrainNode;
 }
 
 absl::Duration Between(std::mt19937& random, int least_ms, int most_ms) {

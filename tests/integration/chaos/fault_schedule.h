@@ -19,6 +19,7 @@ struct Fault {
     kKillNode,         // agent and trainers at once; started again
     kKillCoordinator,  // started again on the same folder
     kStopCoordinator,  // SIGSTOP, then SIGCONT
+    kDrainNode,        // by a person, who takes that back
   };
   Kind kind = Kind::kKillTrainer;
   absl::Duration after;  // the fault before it, or the job's first step

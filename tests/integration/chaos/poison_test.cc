@@ -6,7 +6,7 @@
 #include <sstream>
 
 #include "absl/strings/str_cat.h"
-#include "tests/integration/chaos/unbroken_run.h"
+#include "tests/integration/chaos/fault_case.h"
 
 namespace muster {
 namespace {
@@ -16,19 +16,15 @@ using ::testing::HasSubstr;
 
 class PoisonTest : public ::testing::Test {
  protected:
-  PoisonTest() : cluster_("") {
-    cluster_.agent_options = {"--plugin-dir", PLUGIN_DIR};
-    for (const char* name : {"a", "b"}) cluster_.StartAgent(name, 1);
-    EXPECT_TRUE(cluster_.WaitForWorkers(2)) << cluster_.last_error;
+  PoisonTest() : chaos_({1, 1}), cluster_(chaos_.cluster()) {
     spec_ = ChaosSpec(ChaosLayouts()[0], 40);
-    spec_["plugin"] = PLUGIN_DIR "/libpoison.so";
-    spec_["model"]["forward_step"] = "poison";
+    MakeUnruly(cluster_, &spec_);
     spec_["training"]["global_batch_size"] = 2;  // a microbatch a rank and step
     spec_["evaluation"] = {{"eval_iters", 0}};
     spec_["recovery"] = {{"max_restarts", 100}, {"max_failures_of_step", 3}};
   }
 
-  // The sum of a microbatch that comes once, in the given step, as a run tells.
+  // Runs without a poison, and says how one knows a microbatch that comes once, in the given step.
   std::string SumOfStep(int64_t step) {
     json spec = spec_;
     spec["resources"]["env"]["TEST_POISON_SUMS"] = cluster_.folder() / "sums";
@@ -43,7 +39,8 @@ class PoisonTest : public ::testing::Test {
     return "";
   }
 
-  Cluster cluster_;
+  ChaosCluster chaos_;
+  Cluster& cluster_;
   json spec_;
   UnbrokenRun unbroken_;
 };
@@ -70,6 +67,38 @@ TEST_F(PoisonTest, ABatchThatKillsAgainAndAgainEndsTheJobAndIsNamed) {
   const std::vector<std::string> numbers = StepNumbers(cluster_, job);
   ASSERT_EQ(numbers.size(), static_cast<size_t>(iteration));
   for (size_t i = 0; i < numbers.size(); ++i) EXPECT_EQ(numbers[i], unbroken_.numbers[i]);
+}
+
+TEST_F(PoisonTest, ItIsLeftOutWhereTheSpecAllowsThat) {
+  spec_["resources"]["env"]["TEST_POISON"] = SumOfStep(10);
+  spec_["recovery"]["skip_poisoned_batch"] = true;
+  const std::string job = cluster_.Submit(spec_);
+  ASSERT_NE(job, "") << cluster_.last_error;
+  const json status = cluster_.WaitForEnd(job);
+  ASSERT_TRUE(status.is_object()) << Report(chaos_, job);
+  ASSERT_EQ(status["state"], "COMPLETED") << status["reason"] << Report(chaos_, job);
+  EXPECT_GE(status["restarts"], 2);
+  EXPECT_LE(status["restarts"], 3);
+  EXPECT_EQ(status["iteration"], 40);
+  // Which step it is, by the event; the one that has no numbers.
+  std::string named;
+  for (const json& event : JsonLines(cluster_.Muster({"events", job, "--json"}).out)) {
+    if (event["kind"] == "poisoned_batch") named = event["text"];
+  }
+  const int64_t step = NumberAfter(named, "; step ");
+  EXPECT_GE(step, 10) << Report(chaos_, job);
+  EXPECT_THAT(named, HasSubstr("is left out (recovery.skip_poisoned_batch)"));
+  // All others are those of a run that leaves it out from the start.
+  json skipping = spec_;
+  skipping["resources"]["env"].erase("TEST_POISON");
+  skipping["training"]["iterations_to_skip"] = {step};
+  const std::string other = cluster_.Submit(skipping);
+  const json quiet = cluster_.WaitForEnd(other);
+  ASSERT_TRUE(quiet.is_object() && quiet["state"] == "COMPLETED") << quiet;
+  const std::vector<std::string> expected = StepNumbers(cluster_, other);
+  ASSERT_EQ(expected.size(), 39u);
+  ExpectSameNumbers(StepNumbers(cluster_, job), expected);
+  EXPECT_EQ(status["consumed_samples"], quiet["consumed_samples"]);
 }
 
 }  // namespace

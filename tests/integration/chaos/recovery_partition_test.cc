@@ -1,12 +1,15 @@
-// A network that is cut while a recovery goes on: it waits, and goes on when the network is back.
+// A network that is cut while a job trains or recovers: that is known in time, and the job goes on
+// when the network is back.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/stat.h>
 
+#include <algorithm>
+
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
-#include "tests/integration/chaos/unbroken_run.h"
+#include "tests/integration/chaos/fault_case.h"
 #include "tests/integration/network_namespaces.h"
 
 namespace muster {
@@ -22,12 +25,23 @@ class RecoveryPartitionTest : public ::testing::Test {
 
   void SetUp() override {
     if (!hosts_.ok()) GTEST_SKIP() << hosts_.error();
+  }
+
+  void StartAll(const std::vector<std::string>& coordinator_options = {}) {
     PutFileText(folder_ / "token", "a-token-of-this-test\n");
     ASSERT_EQ(chmod((folder_ / "token").c_str(), 0600), 0);
     address_ = hosts_.address(kCoordinator) + ":7700";
-    Start(kCoordinator,
-          {Binary("muster-coordinator"), "--listen", address_, "--http", "127.0.0.1:0",
-           "--state-dir", folder_ / "coordinator", "--token-file", folder_ / "token"});
+    std::vector<std::string> coordinator = {Binary("muster-coordinator"),
+                                            "--listen",
+                                            address_,
+                                            "--http",
+                                            "127.0.0.1:0",
+                                            "--state-dir",
+                                            folder_ / "coordinator",
+                                            "--token-file",
+                                            folder_ / "token"};
+    coordinator.insert(coordinator.end(), coordinator_options.begin(), coordinator_options.end());
+    Start(kCoordinator, coordinator);
     for (const int host : {kFirst, kSecond}) {
       const std::string name = host == kFirst ? "first" : "second";
       Start(host, {Binary("muster-worker"), "--coordinator", address_, "--device", "cpu", "--name",
@@ -85,6 +99,15 @@ class RecoveryPartitionTest : public ::testing::Test {
     }
     return numbers;
   }
+  json Status(const std::string& job) { return Muster({"status", job, "--json"}); }
+  std::vector<json> Events(const std::string& job, const std::string& kind) {
+    std::vector<json> events = JsonLines(Run({"events", job, "--json"}).out);
+    std::erase_if(events, [&](const json& event) { return event["kind"] != kind; });
+    return events;
+  }
+  bool WaitForEvent(const std::string& job, const std::string& kind) {
+    return Eventually([&] { return !Events(job, kind).empty(); });
+  }
   std::vector<pid_t> Trainers() {
     std::vector<pid_t> pids = ProcessesNaming("MUSTER_TEST_FOLDER=" + folder_.path());
     std::erase_if(pids, [](pid_t pid) {
@@ -101,6 +124,7 @@ class RecoveryPartitionTest : public ::testing::Test {
 };
 
 TEST_F(RecoveryPartitionTest, SurvivorsNodeIsCutOffWhileTheOtherIsRestarted) {
+  ASSERT_NO_FATAL_FAILURE(StartAll());
   const json spec = ChaosSpec(ChaosLayouts()[0], 150);
   const std::vector<std::string> unbroken = NumbersAtTheEnd(Submit(spec));
   ASSERT_EQ(unbroken.size(), 150u);
@@ -115,6 +139,48 @@ TEST_F(RecoveryPartitionTest, SurvivorsNodeIsCutOffWhileTheOtherIsRestarted) {
     ASSERT_TRUE(hosts_.Cut(host, false)) << hosts_.error();
     ExpectSameNumbers(NumbersAtTheEnd(job), unbroken);
   }
+}
+
+// No packet says that a node is away: it is known by what is not heard.
+TEST_F(RecoveryPartitionTest, ASilentPartitionIsKnownInTime) {
+  ASSERT_NO_FATAL_FAILURE(StartAll());
+  const json spec = ChaosSpec(ChaosLayouts()[0], 150);
+  const std::vector<std::string> unbroken = NumbersAtTheEnd(Submit(spec));
+  const std::string job = Submit(spec);
+  ASSERT_TRUE(WaitForIteration(job, 20)) << Run({"events", job}).out;
+  const absl::Time before = absl::Now();
+  ASSERT_TRUE(hosts_.Cut(kSecond, true)) << hosts_.error();
+  const absl::Time after = absl::Now();
+  ASSERT_TRUE(WaitForEvent(job, "node_lost")) << Run({"events", job}).out;
+  ASSERT_TRUE(hosts_.Cut(kSecond, false)) << hosts_.error();
+  const absl::Duration limit = LimitOfSteps(Status(job)).limit;
+  const json suspect = Events(job, "suspect").front(), lost = Events(job, "node_lost").front();
+  EXPECT_THAT(suspect["text"].get<std::string>(), ::testing::HasSubstr("second"));
+  // A heartbeat each 500 ms; suspect after 1.3 s of silence, lost after 1.5 s when the job has made
+  // no progress for its step's limit. A second is for a machine that is busy.
+  const absl::Duration slack = absl::Seconds(1);
+  EXPECT_GE(TimeOf(suspect) - before, absl::Milliseconds(700)) << suspect;
+  EXPECT_LE(TimeOf(suspect) - after, absl::Milliseconds(1500) + slack) << suspect;
+  EXPECT_LE(TimeOf(lost) - after, std::max(absl::Milliseconds(1500), limit) + slack) << lost;
+  ExpectSameNumbers(NumbersAtTheEnd(job), unbroken);
+}
+
+// The coordinator is patient here, so that what is cut off for a while is not given up.
+TEST_F(RecoveryPartitionTest, HealedInTimeNothingIsRestarted) {
+  ASSERT_NO_FATAL_FAILURE(StartAll({"--heartbeat-timeout-ms", "8000"}));
+  const json spec = ChaosSpec(ChaosLayouts()[0], 150);
+  const std::vector<std::string> unbroken = NumbersAtTheEnd(Submit(spec));
+  const std::string job = Submit(spec);
+  for (const int host : {kSecond, kCoordinator, kFirst}) {
+    const json status = Status(job);
+    ASSERT_TRUE(WaitForIteration(job, status["iteration"].get<int64_t>() + 20));
+    ASSERT_TRUE(hosts_.Cut(host, true)) << hosts_.error();
+    absl::SleepFor(absl::Milliseconds(1500));  // longer than steps may last
+    ASSERT_TRUE(hosts_.Cut(host, false)) << hosts_.error();
+  }
+  ExpectSameNumbers(NumbersAtTheEnd(job), unbroken);
+  EXPECT_EQ(Status(job)["restarts"], 0) << Run({"events", job}).out;
+  EXPECT_EQ(Status(job)["epoch"], 1);
 }
 
 }  // namespace
