@@ -23,37 +23,10 @@
 #include "absl/strings/string_view.h"
 #include "common/runtime/fd.h"
 #include "common/runtime/mutex.h"
+#include "worker/snapshot/mapped_file.h"
+#include "worker/snapshot/snapshot_slot.h"
 
 namespace muster {
-
-struct SnapshotSlot {
-  int64_t rank = 0, slot = 0;
-  auto operator<=>(const SnapshotSlot&) const = default;
-};
-
-// What a slot's header says of its content.
-struct SnapshotStamp {
-  int64_t iteration = 0;  // committed steps that it contains
-  int64_t epoch = 0;      // of the job, when it was taken
-  int64_t index_bytes = 0, content_bytes = 0;
-  uint32_t index_crc = 0, content_crc = 0;
-  bool operator==(const SnapshotStamp&) const = default;
-};
-
-// Bytes of a slot that stay mapped while this lives.
-class MappedBytes {
- public:
-  MappedBytes(char* data, int64_t size) : data_(data), size_(size) {}
-  ~MappedBytes();
-  MappedBytes(const MappedBytes&) = delete;
-  MappedBytes& operator=(const MappedBytes&) = delete;
-  char* data() const { return data_; }
-  int64_t size() const { return size_; }
-
- private:
-  char* const data_;
-  const int64_t size_;
-};
 
 class SnapshotMemory;
 
