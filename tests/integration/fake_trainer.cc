@@ -26,6 +26,7 @@
 #include "absl/strings/numbers.h"
 #include "common/control/device_check.h"
 #include "common/control/messages.h"
+#include "common/runtime/life_lock.h"
 #include "common/spec/spec_json.h"
 
 namespace muster {
@@ -240,6 +241,10 @@ int main(int argc, char** argv) {
         muster::Encode(muster::DeviceCheck{.kind = "fake", .fingerprint = "f0", .copy_gb_per_s = 1})
             .c_str());
     return 0;
+  }
+  for (int i = 1; i + 1 < argc; ++i) {
+    const bool is_lock = std::string(argv[i]) == "--life-lock";
+    if (is_lock && !muster::LifeLock::Hold(argv[i + 1]).ok()) return 1;
   }
   return muster::FakeTrainer().Run();
 }

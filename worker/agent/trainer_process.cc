@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <optional>
 #include <thread>
@@ -20,12 +21,19 @@
 #include "common/base/status.h"
 #include "common/runtime/clock.h"
 #include "common/runtime/fd.h"
+#include "common/runtime/life_lock.h"
 #include "common/runtime/mutex.h"
 #include "worker/agent/log_sink.h"
 #include "worker/agent/trainer_spawn.h"
 #include "worker/core/line_buffer.h"
 
 namespace muster {
+namespace {
+
+// The watch ends with the trainer by itself; this is for one whose lock is damaged.
+constexpr absl::Duration kLifeWatchTurn = absl::Seconds(1);
+
+}  // namespace
 
 std::string TrainerExit::Describe() const {
   std::string text = signal != 0 ? absl::StrCat("signal ", signal, " (", strsignal(signal), ")")
@@ -51,7 +59,8 @@ class TrainerProcess::Impl {
     wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
     if (!wake_.open()) return ErrnoStatus(errno, "eventfd");
     ASSIGN_OR_RETURN(TrainerChannels channels, MakeTrainerChannels());
-    ASSIGN_OR_RETURN(pid_, SpawnTrainer(options_, channels));
+    ASSIGN_OR_RETURN(life_lock_, LifeLock::Create());
+    ASSIGN_OR_RETURN(pid_, SpawnTrainer(options_, channels, life_lock_->path()));
     pidfd_ = Fd(static_cast<int>(syscall(SYS_pidfd_open, pid_, 0)));
     if (!pidfd_.open()) {
       const absl::Status status = ErrnoStatus(errno, "pidfd_open");
@@ -154,8 +163,37 @@ class TrainerProcess::Impl {
       if (polled[2].revents & POLLOUT) WriteControl();
       KillIfDue();
       ended = polled[0].revents != 0;
+      if (dying_.exchange(false) && !ended) TellDying();
     }
     Finish();
+  }
+
+  // It held the lock before it said its first word.
+  void WatchLife() {
+    if (life_watch_.joinable() || !callbacks_.on_dying) return;
+    life_watch_ = std::thread([this] {
+      for (;;) {
+        const LifeLock::Seen seen = life_lock_->Await(kLifeWatchTurn);
+        if (seen == LifeLock::Seen::kAlive && !reaped_) continue;
+        if (seen == LifeLock::Seen::kDying) {
+          dying_ = true;
+          Wake();
+        }
+        return;
+      }
+    });
+  }
+
+  void TellDying() {
+    std::optional<TrainerExit> exit = DyingWith(pid_);
+    if (!exit) return;
+    ReadTheRest();
+    {
+      MutexLock lock(&mu_);
+      exit->error = error_;
+    }
+    exit->last_log_lines = log_.Tail();
+    callbacks_.on_dying(*std::move(exit));
   }
 
   // False when nothing is left to read now.
@@ -196,6 +234,7 @@ class TrainerProcess::Impl {
       KillAfter(absl::Seconds(5), "it closed its control socket and did not exit");
       return false;
     }
+    WatchLife();
     std::vector<std::string> lines;
     const bool good = control_lines_.Add(absl::string_view(buffer, count), &lines);
     for (std::string& line : lines) callbacks_.on_message(std::move(line));
@@ -217,13 +256,18 @@ class TrainerProcess::Impl {
     }
   }
 
-  void Finish() {
-    kill(-pid_, SIGKILL);  // what the trainer may have started itself
+  // None of its threads writes any more.
+  void ReadTheRest() {
     while (ReadLog()) {
     }
     while (ReadControl()) {
     }
     if (std::string rest = log_lines_.TakeRest(); !rest.empty()) DeliverLogLine(std::move(rest));
+  }
+
+  void Finish() {
+    kill(-pid_, SIGKILL);  // what the trainer may have started itself
+    ReadTheRest();
     TrainerExit exit;
     {
       MutexLock lock(&mu_);
@@ -239,6 +283,8 @@ class TrainerProcess::Impl {
       exit.code = -1;
       exit.signal = info.si_status;
     }
+    reaped_ = true;
+    if (life_watch_.joinable()) life_watch_.join();
     exit.last_log_lines = log_.Tail();
     control_.Reset();
     log_pipe_.Reset();
@@ -250,11 +296,14 @@ class TrainerProcess::Impl {
   RealClock clock_;
   pid_t pid_ = -1;
   Fd wake_, pidfd_;
+  std::optional<LifeLock> life_lock_;
+  std::atomic<bool> dying_{false}, reaped_{false};
 
   // Used by the thread only.
   Fd control_, log_pipe_;
   LogSink log_;
   LineBuffer log_lines_, control_lines_;
+  std::thread life_watch_;
 
   Mutex mu_;
   std::string outbox_ ABSL_GUARDED_BY(mu_);

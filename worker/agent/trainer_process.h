@@ -4,9 +4,12 @@
 // /dev/null, stdout and stderr in one pipe, the control socket at file descriptor 3, a process
 // group of its own (a ctrl-C at the terminal is the agent's to handle) and nothing else that is
 // open here. A thread of this object reads and writes; the callbacks run on it, in order:
-// everything that the trainer said or logged comes before on_exit, which comes exactly once.
-// The exit is seen at once (pidfd). The trainer ends itself at end of file on its control socket,
-// so none survives an agent that was killed; see AgentToTrainer in common/control/messages.h.
+// everything that the trainer said or logged comes before on_dying and on_exit. on_exit comes
+// exactly once, when the process is gone (pidfd); on_dying at most once, as soon as its main thread
+// has ended with an error, which is before its memory is given back (common/runtime/life_lock.h;
+// trainers hold it, other programs need not). The trainer ends itself at end of file on its control
+// socket, so none survives an agent that was killed; see AgentToTrainer in
+// common/control/messages.h.
 //
 // Thread-safe. The destructor kills what still runs, reaps it, and waits for the callbacks' end:
 // never destroy it inside a callback.
@@ -40,8 +43,9 @@ struct TrainerExit {
 class TrainerProcess {
  public:
   struct Options {
-    std::string program;                     // path of muster-trainer
-    std::vector<std::string> arguments;      // after the program; --control-fd 3 is added
+    std::string program;  // path of muster-trainer
+    std::vector<std::string>
+        arguments;  // after the program; --control-fd 3 and --life-lock PATH are added
     std::map<std::string, std::string> env;  // added to this process's own environment
     std::vector<int> cpus;                   // that it may run on; empty: as this process
     int memory_node = -1;              // NUMA node to take memory from; -1: the kernel's choice
@@ -57,6 +61,7 @@ class TrainerProcess {
     std::function<void(std::string line)> on_log_line;
     // The log file can't be written, a full disk most likely; the trainer goes on.
     std::function<void(std::string text)> on_log_problem;
+    std::function<void(TrainerExit)> on_dying;  // what on_exit will say
     std::function<void(TrainerExit)> on_exit;
   };
 

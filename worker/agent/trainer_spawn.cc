@@ -3,14 +3,19 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <fstream>
 #include <map>
 #include <string>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_split.h"
 #include "common/base/status.h"
 #include "common/runtime/log.h"
 #include "common/runtime/spawn.h"
@@ -72,7 +77,7 @@ absl::StatusOr<TrainerChannels> MakeTrainerChannels() {
 }
 
 absl::StatusOr<pid_t> SpawnTrainer(const TrainerProcess::Options& options,
-                                   const TrainerChannels& channels) {
+                                   const TrainerChannels& channels, const std::string& life_lock) {
   SpawnOptions spawn{.program = options.program,
                      .arguments = options.arguments,
                      .environment = MergedEnvironment(options.env),
@@ -80,6 +85,8 @@ absl::StatusOr<pid_t> SpawnTrainer(const TrainerProcess::Options& options,
                      .inherited_fd = channels.control_child.get()};
   spawn.arguments.push_back("--control-fd");
   spawn.arguments.push_back(absl::StrCat(kInheritedFd));
+  spawn.arguments.push_back("--life-lock");
+  spawn.arguments.push_back(life_lock);
   const ScopedBinding binding(options.cpus, options.memory_node);
   if (!binding.problem().empty()) {
     // Cores may have been taken from this agent since its start. Slower, not wrong.
@@ -89,6 +96,24 @@ absl::StatusOr<pid_t> SpawnTrainer(const TrainerProcess::Options& options,
   const int error = Spawn(spawn, &pid);
   if (error == 0) return pid;
   return ErrnoStatus(error, absl::StrCat("cannot start the trainer ", options.program));
+}
+
+std::optional<TrainerExit> DyingWith(pid_t pid) {
+  // proc(5): after the name in parentheses, which may contain anything, fields 3 (the state) and
+  // on; 52 is the exit status, 0 while the process lives.
+  constexpr size_t kExitStatus = 52 - 3;
+  std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
+  std::string text;
+  std::getline(file, text);
+  const std::vector<std::string> fields =
+      absl::StrSplit(text.substr(std::min(text.rfind(')'), text.size())), ' ', absl::SkipEmpty());
+  int status = 0;
+  if (fields.size() <= kExitStatus + 1 || !absl::SimpleAtoi(fields[kExitStatus + 1], &status) ||
+      status == 0) {
+    return std::nullopt;
+  }
+  if (WIFSIGNALED(status)) return TrainerExit{.code = -1, .signal = WTERMSIG(status)};
+  return TrainerExit{.code = WEXITSTATUS(status)};
 }
 
 }  // namespace muster

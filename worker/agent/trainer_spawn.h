@@ -3,6 +3,9 @@
 
 #include <sys/types.h>
 
+#include <optional>
+#include <string>
+
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "absl/strings/string_view.h"
@@ -20,7 +23,11 @@ absl::StatusOr<TrainerChannels> MakeTrainerChannels();
 
 // On its cores, where `options` names some and they can be had. Errors as TrainerProcess::Start.
 absl::StatusOr<pid_t> SpawnTrainer(const TrainerProcess::Options& options,
-                                   const TrainerChannels& channels);
+                                   const TrainerChannels& channels, const std::string& life_lock);
+
+// How a process that is dying, or has died and is not reaped, will be reported; nullopt: it is not,
+// it ends without an error, or the kernel does not say.
+std::optional<TrainerExit> DyingWith(pid_t pid);
 
 absl::Status ErrnoStatus(int error, absl::string_view what);
 

@@ -70,9 +70,13 @@ struct RunEvent {                // what became of run `run` of a worker
     std::string state;  // the letter of /proc/PID/stat
     double cpu_ms = 0;
   };
+  // It is ending like this, and has said its last word; what it holds is not free yet. At most one.
+  struct Dying {
+    TrainerExited exit;
+  };
   // TrainerExited: it ended, or (launch_error) could not be started. Comes last, once a run.
-  std::variant<Started, TrainerToAgent, LogLine, Garbage, TrainerExited, StoreReplyMessage, Note,
-               ProcessSeen>
+  std::variant<Started, TrainerToAgent, LogLine, Garbage, Dying, TrainerExited, StoreReplyMessage,
+               Note, ProcessSeen>
       what;
 };
 struct DeviceCheckedEvent {  // answer to CheckDeviceAction
@@ -201,6 +205,7 @@ class AgentMachine {
     int64_t pid = 0;
     int revision = 1;         // of the control protocol, as the trainer speaks it
     bool report_exit = true;  // false when its incarnation is over
+    bool dying = false;       // its end is reported, and still to come
     bool done = false;        // its trainer has reported done or failed
     int64_t iteration = 0;    // last committed one of this epoch
     std::optional<Probe> probe;
@@ -220,6 +225,8 @@ class AgentMachine {
     // A spare's assignment whose Launch came behind the end of this epoch's trainer here.
     std::optional<AssignmentKey> not_started;
     AssignmentKey key() const { return KeyOf(name, *attempt.launch); }
+    // It has a trainer whose end is not reported.
+    bool runs() const { return state != State::kIdle && !dying; }
   };
 
   void On(const CoordinatorOrder& order);
@@ -254,7 +261,12 @@ class AgentMachine {
   // ---- agent_trainers.cc
   void OnTrainerMessage(Worker& worker, const TrainerToAgent& message);
   void OnHello(Worker& worker, const HelloMessage& hello);
+  // From now on nothing is heard of it; a new process waits until it is gone.
+  void OnDying(Worker& worker, const TrainerExited& exit);
   void OnExit(Worker& worker, const TrainerExited& exit);
+  void ReportExit(const Worker& worker, TrainerExited exit);
+  // The assignment that is for a new process, once the trainer has ended.
+  std::optional<Attempt> TakeSuccessor(Worker& worker);
   void Report(const Worker& worker, decltype(NodeReport::report) report);
   // To the trainer of this attempt (the worker's own, or its next one).
   void Send(Worker& worker, Attempt& attempt, const AgentToTrainer& message);

@@ -59,7 +59,7 @@ void AgentMachine::OnOrder(const WelcomeOrder& order) {
       Refuse(*worker.next->launch, worker.next->assignment, kReason);
       worker.next.reset();
     }
-    if (!is_listed(worker.key()) && !IsToGoOn(worker, order)) {
+    if (worker.runs() && !is_listed(worker.key()) && !IsToGoOn(worker, order)) {
       Stop(worker, absl::ZeroDuration(), kReason);
     }
   }
@@ -89,7 +89,7 @@ void AgentMachine::Launch(const std::shared_ptr<const LaunchOrder>& order,
   }
   Worker& worker = found->second;
   const bool as_spare = assignment.rank < 0;
-  const bool is_idle = worker.state == State::kIdle;
+  const bool is_idle = !worker.runs() && !worker.next;
   // Its trainer with a rank has ended, as a helper's does once its state was given away.
   const bool is_spare_now = as_spare && is_idle && worker.HadRank(order->job_id, order->epoch);
   if (worker.Received(order->job_id, order->epoch) && !is_spare_now) {
@@ -186,7 +186,7 @@ void AgentMachine::OnOrder(const StopOrder& order) {
   if (found == workers_.end()) return;
   Worker& worker = found->second;
   const AssignmentKey& key = order.assignment;
-  if (worker.state != State::kIdle && worker.key() == key) {
+  if (worker.runs() && worker.key() == key) {
     Stop(worker, order.grace, order.reason);
     return;
   }
@@ -207,7 +207,7 @@ void AgentMachine::OnOrder(const StopOrder& order) {
   }
   // A Launch behind it comes too late, whatever it is for.
   worker.received.push_back({key.job_id, key.epoch, /*as_spare=*/true});
-  if (worker.state != State::kIdle && worker.attempt.launch->job_id == key.job_id) {
+  if (worker.runs() && worker.attempt.launch->job_id == key.job_id) {
     // A survivor that waits for this epoch's Launch: its end is this assignment's.
     auto launch = std::make_shared<LaunchOrder>(*worker.attempt.launch);
     launch->epoch = key.epoch;

@@ -18,7 +18,7 @@ bool StandsStill(const RunEvent::ProcessSeen& seen) {
 
 void AgentMachine::OnOrder(const ProbeJobOrder& order) {
   for (auto& [name, worker] : workers_) {
-    if (worker.state == State::kIdle || worker.attempt.launch->job_id != order.job_id ||
+    if (!worker.runs() || worker.attempt.launch->job_id != order.job_id ||
         worker.attempt.launch->epoch != order.epoch) {
       continue;
     }

@@ -29,6 +29,7 @@ void AgentMachine::On(const RunEvent& event) {
   if (found == workers_.end()) return;
   Worker& worker = found->second;
   if (worker.state == State::kIdle || worker.run != event.run) return;
+  if (worker.dying && !std::holds_alternative<TrainerExited>(event.what)) return;
   if (const auto* started = std::get_if<RunEvent::Started>(&event.what)) {
     worker.pid = started->pid;
   } else if (const auto* message = std::get_if<TrainerToAgent>(&event.what)) {
@@ -46,6 +47,8 @@ void AgentMachine::On(const RunEvent& event) {
     Report(worker, EventMessage{worker.attempt.launch->epoch, note->kind, note->text});
   } else if (const auto* seen = std::get_if<RunEvent::ProcessSeen>(&event.what)) {
     OnProcessSeen(worker, *seen);
+  } else if (const auto* dying = std::get_if<RunEvent::Dying>(&event.what)) {
+    OnDying(worker, dying->exit);
   } else {
     OnExit(worker, std::get<TrainerExited>(event.what));
   }
@@ -120,29 +123,47 @@ void AgentMachine::OnHello(Worker& worker, const HelloMessage& hello) {
   }
 }
 
-void AgentMachine::OnExit(Worker& worker, const TrainerExited& exit) {
-  TrainerExited report = exit;
-  if (report.pid == 0) report.pid = worker.pid;
-  if (!worker.stop_reason.empty()) {
-    // The reader of the log must not take a kill of ours for a crash.
-    report.last_log_lines.push_back(
-        absl::StrCat("(stopped by its agent: ", worker.stop_reason, ")"));
-  }
-  memories_.End(worker.name, now_);
+std::optional<AgentMachine::Attempt> AgentMachine::TakeSuccessor(Worker& worker) {
   std::optional<Attempt> successor = std::exchange(worker.next, std::nullopt);
   if (worker.former && worker.state == State::kTraining && terminations_ == 0) {
     // It died before it took its new assignment up: that one is for a new process.
     successor = std::exchange(worker.attempt, *std::exchange(worker.former, std::nullopt));
   }
+  return successor;
+}
+
+void AgentMachine::ReportExit(const Worker& worker, TrainerExited exit) {
+  if (exit.pid == 0) exit.pid = worker.pid;
+  if (!worker.stop_reason.empty()) {
+    // The reader of the log must not take a kill of ours for a crash.
+    exit.last_log_lines.push_back(absl::StrCat("(stopped by its agent: ", worker.stop_reason, ")"));
+  }
+  Report(worker, std::move(exit));
+}
+
+void AgentMachine::OnDying(Worker& worker, const TrainerExited& exit) {
+  worker.hello_due.reset();
+  memories_.End(worker.name, now_);  // it writes no more; its rank may go on elsewhere with them
+  worker.next = TakeSuccessor(worker);
+  ReportExit(worker, exit);
+  worker.dying = true;
+  worker.state = State::kStopping;
+  worker.attempt.queued.clear();
+}
+
+void AgentMachine::OnExit(Worker& worker, const TrainerExited& exit) {
+  if (!worker.dying) memories_.End(worker.name, now_);
+  std::optional<Attempt> successor = TakeSuccessor(worker);
   const bool crashed = exit.launch_error.empty() && worker.stop_reason.empty() &&
                        (exit.signal != 0 || exit.exit_code != 0);
-  if (worker.report_exit) {
-    Report(worker, std::move(report));
-    if (crashed) {
-      actions_.push_back(CheckDeviceAction{worker.key(), worker.attempt.assignment.rank});
-    }
+  if (!worker.dying) ReportExit(worker, exit);
+  if (crashed && worker.report_exit) {
+    actions_.push_back(CheckDeviceAction{worker.key(), worker.attempt.assignment.rank});
   }
-  worker = Worker{.name = worker.name, .run = worker.run, .received = std::move(worker.received)};
+  worker = Worker{.name = worker.name,
+                  .run = worker.run,
+                  .received = std::move(worker.received),
+                  .not_started = std::move(worker.not_started)};
   if (successor) Start(worker, *std::move(successor));
 }
 

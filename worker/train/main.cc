@@ -14,6 +14,7 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "common/runtime/life_lock.h"
 #include "common/runtime/log.h"
 #include "worker/model/caching_allocator.h"
 #include "worker/provider/builtin.h"
@@ -27,7 +28,7 @@ namespace muster {
 namespace {
 
 constexpr char kUsage[] =
-    "usage: muster-trainer --control-fd N\n"
+    "usage: muster-trainer --control-fd N [--life-lock PATH]\n"
     "       muster-trainer --check-device cpu|cuda:N\n"
     "       muster-trainer --generate --checkpoint DIR --prompt TEXT [--ckpt-step N] "
     "[--max-new-tokens N]\n"
@@ -37,7 +38,7 @@ constexpr char kUsage[] =
 struct Flags {
   std::optional<int64_t> control_fd, ckpt_step;
   bool generate = false;
-  std::string check_device, checkpoint, prompt;
+  std::string life_lock, check_device, checkpoint, prompt;
   int64_t max_new_tokens = 100, top_k = 0, seed = 1234, threads = 0;
   double temperature = 1.0;
 };
@@ -66,6 +67,8 @@ absl::StatusOr<Flags> ParseFlags(int argc, char** argv) {
       good = absl::SimpleAtod(value, &flags.temperature) && flags.temperature >= 0;
     } else if (name == "--control-fd") {
       flags.control_fd = number, good = is_number && number >= 0;
+    } else if (name == "--life-lock") {
+      flags.life_lock = value;
     } else if (name == "--ckpt-step") {
       flags.ckpt_step = number, good = is_number && number >= 0;
     } else if (name == "--max-new-tokens") {
@@ -124,7 +127,7 @@ int RunCheckDevice(const std::string& device) {
   return check.error.empty() ? 0 : 1;
 }
 
-int RunDaemon(int fd) {
+int RunDaemon(int fd, const std::string& life_lock) {
   SetLogName("trainer");
   if (::fcntl(fd, F_GETFD) < 0) {
     std::cerr << "muster-trainer: --control-fd=" << fd
@@ -136,6 +139,11 @@ int RunDaemon(int fd) {
     MUSTER_LOG(kInfo) << "signal " << signal << ": checkpoint and exit at the end of this step";
     if (ControlClient* client = client_of_signals) client->NoteExitSignal();
   });
+  if (!life_lock.empty()) {
+    // Before the first word to the agent, which takes that for the sign that it is held.
+    const absl::Status held = LifeLock::Hold(life_lock);
+    if (!held.ok()) MUSTER_LOG(kWarning) << "a death of this process is known late: " << held;
+  }
   RealClock clock;
   // Nobody is left who could stop this process: it must not go on alone.
   ControlClient client(fd, [] {
@@ -167,6 +175,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   if (!flags->check_device.empty()) return muster::RunCheckDevice(flags->check_device);
-  return flags->generate ? muster::RunGenerate(*flags)
-                         : muster::RunDaemon(static_cast<int>(*flags->control_fd));
+  return flags->generate
+             ? muster::RunGenerate(*flags)
+             : muster::RunDaemon(static_cast<int>(*flags->control_fd), flags->life_lock);
 }

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <functional>
 #include <optional>
 #include <sstream>
 
@@ -37,6 +38,12 @@ class Recorder {
     return {
         .on_message = [this](std::string line) { Note(&messages_, std::move(line)); },
         .on_log_line = [this](std::string line) { Note(&log_lines_, std::move(line)); },
+        .on_dying =
+            [this](TrainerExit exit) {
+              MutexLock lock(&mu_);
+              EXPECT_FALSE(dying_.has_value() || exit_.has_value());
+              dying_ = std::move(exit);
+            },
         .on_exit =
             [this](TrainerExit exit) {
               MutexLock lock(&mu_);
@@ -51,6 +58,10 @@ class Recorder {
     MutexLock lock(&mu_);
     return exit_.value_or(TrainerExit{.code = -99, .error = "no exit within the test's limit"});
   }
+  std::optional<TrainerExit> dying() {
+    MutexLock lock(&mu_);
+    return dying_;
+  }
   std::vector<std::string> WaitMessages(size_t count) { return WaitLines(&messages_, count); }
   std::vector<std::string> WaitLogLines(size_t count) { return WaitLines(&log_lines_, count); }
   size_t num_log_lines() {
@@ -61,7 +72,7 @@ class Recorder {
  private:
   void Note(std::vector<std::string>* lines, std::string line) {
     MutexLock lock(&mu_);
-    EXPECT_FALSE(exit_.has_value()) << "after the exit: " << line;
+    EXPECT_FALSE(dying_.has_value() || exit_.has_value()) << "after the exit: " << line;
     lines->push_back(std::move(line));
     changed_.NotifyAll();
   }
@@ -81,7 +92,7 @@ class Recorder {
   Mutex mu_;
   CondVar changed_;
   std::vector<std::string> messages_, log_lines_;
-  std::optional<TrainerExit> exit_;
+  std::optional<TrainerExit> dying_, exit_;
 };
 
 class TrainerProcessTest : public ::testing::Test {
@@ -137,6 +148,38 @@ TEST_F(TrainerProcessTest, SignalIsReported) {
   const TrainerExit exit = recorder_.WaitExit();
   EXPECT_EQ(exit.signal, SIGSEGV);
   EXPECT_THAT(exit.Describe(), HasSubstr("signal 11 (Segmentation fault)"));
+}
+
+// With a quarter of a GiB to give back the notice comes first, unless this process is scheduled
+// late: one time of ten is enough.
+std::optional<TrainerExit> DeathNotice(const std::function<void(TrainerProcess&)>& end,
+                                       const TrainerExit& expected) {
+  for (int turn = 0; turn < 10; ++turn) {
+    Recorder recorder;
+    auto process =
+        TrainerProcess::Start({.program = LIFE_HOLDER, .arguments = {"256"}}, recorder.callbacks());
+    EXPECT_TRUE(process.ok()) << process.status();
+    recorder.WaitMessages(1);
+    end(**process);
+    const TrainerExit exit = recorder.WaitExit();
+    EXPECT_EQ(exit.code, expected.code);
+    EXPECT_EQ(exit.signal, expected.signal);
+    if (recorder.dying()) return recorder.dying();
+  }
+  return std::nullopt;
+}
+
+TEST_F(TrainerProcessTest, ADeathIsToldBeforeTheMemoryIsFreed) {
+  const auto killed = DeathNotice([](TrainerProcess& process) { process.Signal(SIGKILL); },
+                                  {.code = -1, .signal = SIGKILL});
+  ASSERT_TRUE(killed.has_value());
+  EXPECT_EQ(killed->signal, SIGKILL);
+  EXPECT_THAT(killed->last_log_lines, ElementsAre("last words"));
+  const auto left = DeathNotice(
+      [](TrainerProcess& process) { EXPECT_TRUE(process.Send("leave\n").ok()); }, {.code = 7});
+  ASSERT_TRUE(left.has_value());
+  EXPECT_EQ(left->code, 7);
+  EXPECT_EQ(left->signal, 0);
 }
 
 TEST_F(TrainerProcessTest, MessagesGoBothWays) {

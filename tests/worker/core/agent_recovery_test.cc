@@ -8,11 +8,15 @@ using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 class AgentRecoveryTest : public AgentMachineTest {
  protected:
   Trace Killed(const std::string& worker, int64_t run = 1) {
     return From(worker, run, TrainerExited{.exit_code = -1, .signal = 9});
+  }
+  Trace Dies(const std::string& worker, int64_t run = 1) {
+    return Handle(RunEvent{worker, run, RunEvent::Dying{{.exit_code = -1, .signal = 9}}});
   }
   // The snapshot memories named in assignments that the event led to.
   std::vector<int64_t> Memories(const AgentEvent& event) {
@@ -32,6 +36,44 @@ TEST_F(AgentRecoveryTest, ACrashIsReportedInTheSameEventAndTheDeviceChecked) {
   EXPECT_THAT(Killed("w0"), ElementsAre("check device of w0", "batch 1: w0 signal 9"));
   EXPECT_THAT(Handle(DeviceCheckedEvent{{"w0", "job", 1}, 0, {.device = "cpu"}}), IsEmpty());
   EXPECT_THAT(Tick(absl::Seconds(1)), ElementsAre("batch 2: w0 check cpu"));
+}
+
+TEST_F(AgentRecoveryTest, ADeathIsReportedAtOnceAndItsSuccessorWaitsUntilItIsGone) {
+  Train();
+  EXPECT_THAT(Dies("w0"), ElementsAre("batch 1: w0 signal 9"));
+  EXPECT_THAT(Says("w0", ProgressMessage{.epoch = 1, .iteration = 9}), IsEmpty());
+  EXPECT_THAT(Launch({"w0"}, 2), IsEmpty());
+  Order(UniqueIdOrder{"job", 2, "ab"});
+  EXPECT_THAT(Killed("w0"), ElementsAre("check device of w0", "start w0/2"));
+  EXPECT_THAT(Says("w0", HelloMessage{}, 2),
+              ElementsAre("to w0/2: assign rank 0 epoch 2 threads 4", "to w0/2: id ab"));
+}
+
+TEST_F(AgentRecoveryTest, ADyingSurvivorsNewAssignmentIsForANewProcess) {
+  Train();
+  Launch({"w0"}, 2);
+  EXPECT_THAT(Dies("w0"), ElementsAre("batch 1: w0 signal 9"));
+  EXPECT_THAT(Killed("w0"), ElementsAre("check device of w0", "start w0/2"));
+}
+
+TEST_F(AgentRecoveryTest, ADyingTrainerIsNotAskedStoppedOrReportedAgain) {
+  Train();
+  Dies("w0");
+  EXPECT_THAT(Order(ProbeJobOrder{"job", 1, 5}), Not(Contains(HasSubstr("w0"))));
+  EXPECT_THAT(Order(StopOrder{{"w0", "job", 1}, absl::Seconds(3), "cancelled"}), IsEmpty());
+  EXPECT_THAT(Order(WelcomeOrder{.reports_through = 1, .running = {{"w1", "job", 1}}}), IsEmpty());
+  EXPECT_THAT(Killed("w0"), ElementsAre("check device of w0"));
+}
+
+TEST_F(AgentRecoveryTest, ASpareMayFollowADyingHelper) {
+  Train();
+  Launch({"w0"}, 2);
+  Says("w0", PhaseMessage{.epoch = 2, .phase = "restoring"});
+  Dies("w0");
+  LaunchOrder spare{.job_id = "job", .epoch = 2, .world_size = 1};
+  spare.assignments = {{.worker = "w0", .rank = -1}};
+  EXPECT_THAT(Order(spare), IsEmpty());
+  EXPECT_THAT(Killed("w0"), ElementsAre("check device of w0", "start w0/2"));
 }
 
 TEST_F(AgentRecoveryTest, AnEndThatWasOrderedIsNoCrash) {
@@ -277,6 +319,17 @@ TEST_F(AgentRecoveryTest, ASuccessorIsGivenItsPredecessorsMemory) {
   Launch({"w0"}, 2);
   EXPECT_THAT(Memories(RunEvent{"w0", 2, TrainerToAgent(HelloMessage{})}), ElementsAre(1));
   EXPECT_THAT(Order(ForgetJobOrder{"job"}), ElementsAre("free memory 1", "free memory 2"));
+}
+
+TEST_F(AgentRecoveryTest, ADyingTrainersMemoryGoesWithItsRankToAnotherWorker) {
+  Welcome();
+  Launch({"w0"});
+  EXPECT_THAT(Memories(RunEvent{"w0", 1, TrainerToAgent(HelloMessage{})}), ElementsAre(1));
+  Dies("w0");
+  Launch({"w1"}, 2);
+  EXPECT_THAT(Memories(RunEvent{"w1", 1, TrainerToAgent(HelloMessage{})}), ElementsAre(1));
+  Killed("w0");
+  EXPECT_THAT(Tick(absl::Minutes(10)), IsEmpty()) << "it is in use";
 }
 
 TEST_F(AgentRecoveryTest, ASpareHasNoMemoryUntilItHasARank) {
