@@ -8,9 +8,12 @@ namespace muster {
 namespace {
 
 std::string Cause(const v1::JobStatus& job) {
-  if (!job.has_cause()) return job.reason();
+  // What a job survived that was ended otherwise is no cause of its end.
+  const bool failed = job.state() == v1::JOB_STATE_FAILED;
+  if (!job.has_cause() || (!failed && !job.reason().empty())) return job.reason();
   const v1::FailureCause& cause = job.cause();
-  std::string text = cause.text();
+  // The reason begins with the first cause and goes on with what followed.
+  std::string text = absl::StartsWith(job.reason(), cause.text()) ? job.reason() : cause.text();
   // Whatever the text leaves out.
   if (cause.has_rank() && !absl::StrContains(text, absl::StrCat("rank ", cause.rank()))) {
     text = absl::StrCat("rank ", cause.rank(), ": ", text);

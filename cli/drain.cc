@@ -20,8 +20,9 @@ Command DrainCommand() {
           .details =
               "The worker (or each one of the node) gets no new rank, and those that it has move "
               "to spares of their jobs or to idle workers between two steps, without loss. Where "
-              "there is none they go on until there is. Holds until --undo or muster uncordon, "
-              "also when the worker is started again. Safe to repeat.",
+              "there is none they go on until there is; the answer says so, and muster workers and "
+              "muster status do until then. Holds until --undo or muster uncordon, also when the "
+              "worker is started again. Safe to repeat.",
           .min_arguments = 1,
           .max_arguments = 1,
           .options = {{.name = "--undo", .help = "let it take ranks again"},

@@ -8,6 +8,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "cli/describe_end.h"
+#include "cli/event_lines.h"
 #include "cli/interrupt.h"
 #include "cli/output.h"
 #include "cli/progress.h"
@@ -32,19 +33,14 @@ Progress::Options ProgressOptions(const std::string& spec_json) {
   return options;
 }
 
-// What the job's status does not show and a person must see: failed saves, where a run resumed.
-bool IsWorthALine(const v1::Event& event) {
-  return event.kind() == "checkpoint_failed" || event.kind() == "loaded" ||
-         event.kind() == "skipped";
-}
-
 // Prints the events since `since`. A failed call is left to the next one.
 void FollowEvents(Client* client, const std::string& job_id, int64_t* since, Progress* progress) {
   const absl::StatusOr<v1::GetEventsResponse> response =
       client->GetEvents(job_id, *since, absl::ZeroDuration());
   if (!response.ok()) return;
+  for (const std::string& line : WatchLines(response->events(), job_id)) progress->Note(line);
   for (const v1::Event& event : response->events()) {
-    if (IsWorthALine(event)) progress->Note(absl::StrCat(event.kind(), ": ", event.text()));
+    if (event.kind() == "recovering") progress->set_told_reason(event.text());
   }
   *since = response->next();
 }

@@ -41,6 +41,9 @@ std::string LineOf(const v1::WorkerStatus& worker) {
                                ? absl::StrCat("is a spare of ", worker.job_id())
                                : absl::StrCat("runs rank ", worker.rank(), " of ", worker.job_id());
   const bool leaves = worker.draining() || !worker.quarantined().empty();
+  if (leaves && !worker.reason().empty()) {
+    return absl::StrCat(line, "; it still ", held, "; ", worker.reason());
+  }
   return absl::StrCat(line, leaves ? "; it still " : "; it ", held,
                       leaves && worker.rank() >= 0 ? ", which moves when there is a spare" : "");
 }

@@ -145,17 +145,14 @@ void Progress::OnRecord(const v1::JobStatus& job, const v1::MetricsRecord& recor
   last_line_iteration_ = step.iteration();
 }
 
-namespace {
-
 // What a person wants to know of a job in this state: of a recovery why it is and what is done.
-std::string Detail(const v1::JobStatus& job) {
+std::string Progress::Detail(const v1::JobStatus& job) const {
   if (job.state() != v1::JOB_STATE_RECOVERING || job.reason().empty())
     return job.progress().empty() ? job.reason() : job.progress();
   const std::string& what = job.recovery().what();
+  if (job.reason() == told_reason_) return what;
   return absl::StrCat(job.reason(), what.empty() ? "" : "; ", what);
 }
-
-}  // namespace
 
 void Progress::OnState(const v1::JobStatus& job, absl::Duration now) {
   // Evaluating and saving come and go with every interval: their results say enough.

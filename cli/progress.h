@@ -34,6 +34,8 @@ class Progress {
   // The last lines: how it ended, and why.
   void OnEnd(const v1::JobStatus& job);
   void Note(const std::string& text);  // a line of its own
+  // Why the job recovers has a line already: its state does not say it again.
+  void set_told_reason(const std::string& reason) { told_reason_ = reason; }
   // The terminal may have another width: what is drawn is drawn anew.
   void OnResize();
 
@@ -41,6 +43,7 @@ class Progress {
   std::string Line(const v1::MetricsRecord& record, int64_t train_iters) const;
   std::string Bar(const v1::MetricsRecord& record, int64_t train_iters) const;
   std::string Eta(int64_t iteration, int64_t train_iters) const;
+  std::string Detail(const v1::JobStatus& job) const;
   void OnState(const v1::JobStatus& job, absl::Duration now);
   void OnWait(const v1::JobStatus& job);
   void PrintLine(const std::string& line);
@@ -60,7 +63,7 @@ class Progress {
   int64_t train_iters_ = 0;
   std::optional<double> mean_ms_;  // of a step, smoothed
   v1::JobState last_state_ = v1::JOB_STATE_UNSPECIFIED;
-  std::string last_progress_, overdue_phase_;
+  std::string last_progress_, overdue_phase_, told_reason_;
   int num_evaluations_ = 0, num_checkpoints_ = 0;
 };
 

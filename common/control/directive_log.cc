@@ -32,6 +32,12 @@ int64_t DirectiveLog::num_waiting_for_gap() const {
   return static_cast<int64_t>(held_.size()) - (gap_free_through_ - applied_through_);
 }
 
+std::vector<Directive> DirectiveLog::held() const {
+  std::vector<Directive> all;
+  for (const auto& [number, directive] : held_) all.push_back(directive);
+  return all;
+}
+
 std::vector<Directive> DirectiveLog::Apply(int64_t through) {
   MUSTER_CHECK_MSG(through <= gap_free_through_, "agreed on a directive that is not here");
   std::vector<Directive> due;
@@ -41,6 +47,14 @@ std::vector<Directive> DirectiveLog::Apply(int64_t through) {
     ++applied_through_;
   }
   return due;
+}
+
+void DirectiveLog::TakeBack(const std::vector<Directive>& directives) {
+  for (auto it = directives.rbegin(); it != directives.rend(); ++it) {
+    MUSTER_CHECK(it->number == applied_through_);
+    held_.emplace(it->number, *it);
+    --applied_through_;
+  }
 }
 
 }  // namespace muster

@@ -32,10 +32,15 @@ class DirectiveLog {
   // Held beyond a gap: received, not yet usable.
   int64_t num_waiting_for_gap() const;
 
+  // All that is here and not applied, in order, gaps or not.
+  std::vector<Directive> held() const;
+
   // The directives in (applied_through, through], in order; they count as applied from now on.
   // A `through` at or below applied_through() gives none (it never goes back).
   // `through` must not be above gap_free_through(): the agreement never asks for that.
   std::vector<Directive> Apply(int64_t through);
+  // The newest that Apply has given out were not acted on: they are held again.
+  void TakeBack(const std::vector<Directive>& directives);
 
  private:
   int64_t applied_through_;

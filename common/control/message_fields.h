@@ -19,6 +19,7 @@ inline constexpr EnumName<Directive::Kind> kDirectiveKinds[] = {
     {Directive::Kind::kCheckpointAndStop, "checkpoint_and_stop"},
     {Directive::Kind::kTrace, "trace"},
     {Directive::Kind::kReform, "reform"},
+    {Directive::Kind::kCheckpointAndExit, "checkpoint_and_exit"},
 };
 inline constexpr EnumName<StoreRequestMessage::Op> kStoreOps[] = {
     {StoreRequestMessage::Op::kSet, "set"},
@@ -38,6 +39,8 @@ void VisitDirective(V& v, M& m) {
   MUSTER_FIELD(kind);
   MUSTER_FIELD(reason);
   MUSTER_FIELD(iterations);
+  MUSTER_LATER_FIELD(iteration, 0);
+  MUSTER_LATER_FIELD(exit_code, 0);
 }
 
 template <class V, class M>

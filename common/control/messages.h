@@ -26,12 +26,25 @@ inline constexpr size_t kMaxControlLine = 16 << 20;  // bytes; a longer line end
 struct Directive {
   // kReform: end the attempt at this step's boundary with the state in memory, say phase "yielded",
   // and wait for the next assignment (drain, replace, growth).
-  enum class Kind { kCheckpoint, kEvaluate, kStop, kCheckpointAndStop, kTrace, kReform };
+  // kCheckpointAndExit: leave with `exit_code` and the step `iteration`, which all ranks hold since
+  // its result was rejected (docs/rerun.md); its beginning is saved with 16. Of no meaning to
+  // whoever holds another step, or none.
+  enum class Kind {
+    kCheckpoint,
+    kEvaluate,
+    kStop,
+    kCheckpointAndStop,
+    kTrace,
+    kReform,
+    kCheckpointAndExit
+  };
   int64_t number = 0;
   Kind kind = Kind::kCheckpoint;
   std::string reason;  // "requested by cancel", ...
   std::optional<int64_t> iterations =
       std::nullopt;  // kTrace: how many steps to trace, from the next one on
+  int64_t iteration = 0;  // kCheckpointAndExit: the step, from 1 on
+  int exit_code = 0;      // the same
   bool operator==(const Directive&) const = default;
 };
 

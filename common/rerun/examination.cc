@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <map>
 #include <tuple>
 #include <utility>
 
@@ -38,8 +39,7 @@ absl::Status Bad(const char* what, const json::exception& error) {
 const std::pair<ExamineOrder::Kind, const char*> kKinds[] = {
     {ExamineOrder::Kind::kRerun, "rerun"},
     {ExamineOrder::Kind::kRepeat, "repeat"},
-    {ExamineOrder::Kind::kAccept, "accept"},
-    {ExamineOrder::Kind::kLeave, "leave"}};
+    {ExamineOrder::Kind::kAccept, "accept"}};
 
 // What is compared: a place in the program, the same in both runs and on all members.
 using Place = std::tuple<std::string, std::string, int64_t>;
@@ -53,9 +53,14 @@ std::string Describe(const Fingerprint& f) {
 }  // namespace
 
 std::string EncodeExamineReport(const ExamineReport& report) {
-  json fingerprints = json::array();
-  for (const Fingerprint& f : report.run.fingerprints)
-    fingerprints.push_back({f.sequence, f.group, f.op, f.gives ? Hex(f.hash) : ""});
+  // Names are long and few: each once.
+  json names = json::array(), fingerprints = json::array();
+  std::map<std::pair<std::string, std::string>, size_t> known;
+  for (const Fingerprint& f : report.run.fingerprints) {
+    const auto [name, fresh] = known.try_emplace({f.group, f.op}, known.size());
+    if (fresh) names.push_back({f.group, f.op});
+    fingerprints.push_back({name->second, f.sequence, f.gives ? Hex(f.hash) : ""});
+  }
   return json{{"iteration", report.iteration},
               {"stage", static_cast<int>(report.stage)},
               {"common", report.common_json},
@@ -67,6 +72,8 @@ std::string EncodeExamineReport(const ExamineReport& report) {
               {"initial_result", Number(report.initial_result)},
               {"result", Number(report.result)},
               {"serial", report.run.serial},
+              {"complete", report.run.complete},
+              {"operations", std::move(names)},
               {"fingerprints", std::move(fingerprints)}}
       .dump();
 }
@@ -89,10 +96,13 @@ absl::StatusOr<ExamineReport> DecodeExamineReport(absl::string_view text) {
     report.initial_result = NumberFrom(value.at("initial_result"));
     report.result = NumberFrom(value.at("result"));
     report.run.serial = value.at("serial");
+    report.run.complete = value.value("complete", true);
+    const json& names = value.at("operations");
     for (const json& f : value.at("fingerprints")) {
-      const std::string hash = f.at(3);
+      const json& name = names.at(f.at(0).get<size_t>());
+      const std::string hash = f.at(2);
       Fingerprint entry{
-          .sequence = f.at(0), .group = f.at(1), .op = f.at(2), .gives = !hash.empty()};
+          .sequence = f.at(1), .group = name.at(0), .op = name.at(1), .gives = !hash.empty()};
       if (entry.gives && !absl::SimpleHexAtoi(hash, &entry.hash))
         return absl::InvalidArgumentError(absl::StrCat("fingerprint '", hash, "' is no number"));
       report.run.fingerprints.push_back(std::move(entry));
@@ -105,7 +115,6 @@ absl::StatusOr<ExamineReport> DecodeExamineReport(absl::string_view text) {
 
 std::string EncodeExamineOrder(const ExamineOrder& order) {
   json out = {{"iteration", order.iteration},
-              {"exit_code", order.exit_code},
               {"reason", order.reason},
               {"common", order.common_json},
               {"ranks", order.rank_jsons}};
@@ -126,7 +135,6 @@ absl::StatusOr<ExamineOrder> DecodeExamineOrder(absl::string_view text) {
       return absl::InvalidArgumentError(absl::StrCat("order of kind '", wanted, "' is unknown"));
     order.kind = found->first;
     order.iteration = value.at("iteration");
-    order.exit_code = value.at("exit_code");
     order.reason = value.at("reason");
     order.common_json = value.at("common");
     order.rank_jsons = value.at("ranks").get<std::vector<std::string>>();
@@ -151,7 +159,8 @@ Comparison CompareRuns(const std::vector<RunRecord>& first, const std::vector<Ru
     const std::vector<Fingerprint>& a = first[rank].fingerprints;
     const std::vector<Fingerprint>& b = second[rank].fingerprints;
     const size_t common = std::min(a.size(), b.size());
-    if (a.size() != b.size()) result.comparable = false;
+    const bool complete = first[rank].complete && second[rank].complete;
+    if (!complete || a.size() != b.size()) result.comparable = false;
     for (size_t i = 0; i < common; ++i) {
       if (PlaceOf(a[i]) != PlaceOf(b[i])) {
         result.comparable = false;

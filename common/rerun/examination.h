@@ -35,7 +35,10 @@ struct RunRecord {
   std::string worker;  // as the coordinator knows it; filled in there
   std::string serial;  // of the device
   std::vector<Fingerprint> fingerprints;
+  bool complete = true;  // false: there were more than kMaxFingerprints, and none is here
 };
+// Of a rank in a run: some 25 bytes each in its report, which must fit into a message.
+inline constexpr size_t kMaxFingerprints = 32'768;
 
 // One rank's message about the step that it examines.
 struct ExamineReport {
@@ -57,19 +60,18 @@ struct ExamineReport {
 std::string EncodeExamineReport(const ExamineReport& report);
 absl::StatusOr<ExamineReport> DecodeExamineReport(absl::string_view json);
 
-// What the coordinator tells the trainers of an epoch about such a step.
+// What the coordinator tells the trainers of an epoch about such a step. (That they shall leave
+// with it is a directive: Directive::Kind::kCheckpointAndExit.)
 struct ExamineOrder {
   enum class Kind {
     kRerun,   // run it again here, noting fingerprints, and report
     kRepeat,  // forget the examination: the step begins anew
     kAccept,  // the same, and what it rejects is right
-    kLeave,   // end the job with `exit_code`, after a checkpoint if it is 16
   };
   Kind kind = Kind::kRepeat;
   int64_t iteration = 0;
-  int exit_code = 0;
   std::string reason;
-  std::string common_json;              // kRerun, kLeave
+  std::string common_json;              // kRerun
   std::vector<std::string> rank_jsons;  // the same, by rank
 };
 std::string EncodeExamineOrder(const ExamineOrder& order);

@@ -1,5 +1,6 @@
 #include "common/rerun/rerun_json.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include <nlohmann/json.hpp>
@@ -28,6 +29,21 @@ double NumberFrom(const json& value) {
 
 absl::Status Damaged(const std::string& what) {
   return absl::DataLossError(absl::StrCat("the rerun state cannot be read: ", what));
+}
+
+json ToJson(const LargeValues& values) {
+  json out = json::object();
+  for (const auto& [context, stats] : values)
+    out[context] = {{"count", stats.num_seen}, {"max", Number(stats.max_abs)}};
+  return out;
+}
+
+LargeValues LargeValuesFrom(const json& value) {
+  LargeValues values;
+  for (const auto& [context, stats] : value.items()) {
+    values[context] = {.num_seen = stats.at("count"), .max_abs = NumberFrom(stats.at("max"))};
+  }
+  return values;
 }
 
 json InjectorToJson(const RerunRankState& state) {
@@ -68,8 +84,7 @@ std::string EncodeRerunRank(const RerunRankState& state,
               {"initial_result", Number(state.initial_result)},
               {"suspicious_node", state.suspicious.node},
               {"suspicious_device", state.suspicious.device},
-              {"data_iterators", nullptr},
-              {"large_values", json::object()}};
+              {"data_iterators", nullptr}};
   if (const std::optional<ValidationCall>& call = state.failed_call; call.has_value()) {
     out["failed_validation_call"] = {
         {"message", call->message}, {"rank", call->rank}, {"sequence", call->sequence}};
@@ -79,10 +94,26 @@ std::string EncodeRerunRank(const RerunRankState& state,
                                      {"replaying", iterator.replaying},
                                      {"replay_position", iterator.replay_position}});
   }
-  for (const auto& [context, stats] : state.large_values) {
-    out["large_values"][context] = {{"count", stats.num_seen}, {"max", Number(stats.max_abs)}};
-  }
+  out["large_values"] = ToJson(state.large_values);
   return out.dump();
+}
+
+std::string EncodeLargeValues(const LargeValues& values) { return ToJson(values).dump(); }
+
+absl::StatusOr<LargeValues> MergeLargeValues(const std::vector<std::string>& texts) {
+  try {
+    LargeValues merged;
+    for (const std::string& text : texts) {
+      for (const auto& [context, stats] : LargeValuesFrom(json::parse(text))) {
+        SpikeDetector::Stats& all = merged[context];
+        all.num_seen = std::max(all.num_seen, stats.num_seen);
+        all.max_abs = std::max(all.max_abs, stats.max_abs);
+      }
+    }
+    return merged;
+  } catch (const json::exception& error) {
+    return Damaged(error.what());
+  }
 }
 
 absl::StatusOr<RerunCommonState> DecodeRerunCommon(absl::string_view text) {
@@ -115,10 +146,7 @@ absl::StatusOr<RerunRankState> DecodeRerunRank(absl::string_view text) {
     }
     state.initial_result = NumberFrom(value.at("initial_result"));
     state.suspicious = {value.at("suspicious_node"), value.at("suspicious_device")};
-    for (const auto& [context, stats] : value.at("large_values").items()) {
-      state.large_values[context] = {.num_seen = stats.at("count"),
-                                     .max_abs = NumberFrom(stats.at("max"))};
-    }
+    state.large_values = LargeValuesFrom(value.at("large_values"));
     return state;
   } catch (const json::exception& error) {
     return Damaged(error.what());

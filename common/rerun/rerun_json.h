@@ -2,6 +2,7 @@
 // on all ranks, and one a rank. docs/formats.md lists the fields. Pure.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -26,5 +27,11 @@ std::string EncodeRerunRank(const RerunRankState& state,
 // DATA_LOSS names the field that is missing or wrong.
 absl::StatusOr<RerunCommonState> DecodeRerunCommon(absl::string_view json);
 absl::StatusOr<RerunRankState> DecodeRerunRank(absl::string_view json);
+
+// The statistics of large values alone, for a process that takes a rank over.
+using LargeValues = std::map<std::string, SpikeDetector::Stats>;
+std::string EncodeLargeValues(const LargeValues& values);
+// Of several ranks: what the largest of them is, and of the one that has seen most.
+absl::StatusOr<LargeValues> MergeLargeValues(const std::vector<std::string>& texts);
 
 }  // namespace muster

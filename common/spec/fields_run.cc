@@ -124,9 +124,12 @@ Section RecoveryFields() {
           {F(elastic), Anything(), "",
            "Go on with fewer data parallel replicas when no worker can take a lost one's "
            "place."},
-          {F(heartbeat_interval_ms), milliseconds, "ms", "Time between two heartbeats."},
+          {F(heartbeat_interval_ms), milliseconds, "ms",
+           "No effect: an agent serves many jobs, the coordinator's --heartbeat-interval-ms "
+           "counts."},
           {F(heartbeat_timeout_ms), milliseconds, "ms",
-           "A worker that is silent for so long is lost."},
+           "No effect: an agent serves many jobs, the coordinator's --heartbeat-timeout-ms "
+           "counts."},
           {F(watchdog_timeout_s), Between(1, 31536000), "s",
            "A collective that makes no progress for so long is reported and ended."},
       }};

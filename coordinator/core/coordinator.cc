@@ -300,7 +300,7 @@ void Coordinator::OnLost(const LostAgent& lost, absl::Time now, std::vector<Acti
   if (lost.stream != 0) {
     actions->emplace_back(EndStream{lost.stream, absl::AbortedError(lost.reason)});
   }
-  NoteLost(lost, now);
+  const FailureKind kind = NoteLost(lost, now);
   for (const AssignmentRef& assignment : lost.assignments) {
     JobMachine* job = MutableJob(assignment.job_id);
     MUSTER_CHECK(job != nullptr && assignment.epoch <= job->epoch());
@@ -308,7 +308,7 @@ void Coordinator::OnLost(const LostAgent& lost, absl::Time now, std::vector<Acti
     if (!IsOfRank(*job, assignment)) {
       job->OnExtraLost(assignment.worker, lost.reason, now, &effects);
     } else {
-      job->OnWorkerLost(assignment.rank, lost.reason, now, &effects);
+      job->OnWorkerLost(assignment.rank, kind, lost.reason, now, &effects);
     }
     changed_.insert(assignment.job_id);
     Apply(*job, effects, actions);
@@ -363,9 +363,13 @@ JobSilence Coordinator::SilenceOf(const std::string& job_id) const {
   if (job == nullptr || !IsActive(job->state())) return {.trains = false};
   // Ranks have seen another one fail, and its cause is sought: a silent agent is it, most likely,
   // and must be found out within the symptom window.
-  if (job->aborted()) return {.trains = true, .patience = absl::ZeroDuration()};
-  // A recovery waits for nobody who may be gone.
-  if (job->state() == JobState::kRecovering) return {.trains = true, .patience = kRecoveryPatience};
+  if (job->aborted()) {
+    return {.trains = true, .patience = absl::ZeroDuration(), .recovers = true};
+  }
+  // A recovery waits for nobody who may be gone. Once a rank trains all have come through.
+  if (job->state() == JobState::kRecovering) {
+    return {.trains = true, .patience = kRecoveryPatience, .recovers = !job->some_train()};
+  }
   const std::optional<WaitPhase> phase = job->wait_phase();
   // While it starts, and when it is done, no steps can tell of life.
   const bool steps = phase.has_value() && *phase >= WaitPhase::kStep && !job->some_are_done();
@@ -376,13 +380,25 @@ JobSilence Coordinator::SilenceOf(const std::string& job_id) const {
 
 void Coordinator::EndSettling(absl::Time now) {
   if (settle_until_ == absl::InfinitePast()) return;
-  if (settle_until_ > now && membership_.num_awaited() > 0) return;
-  settle_until_ = absl::InfinitePast();
+  const bool over = settle_until_ <= now || membership_.num_awaited() == 0;
+  if (over) settle_until_ = absl::InfinitePast();
+  if (hold_plans_until_ != absl::InfinitePast() && (over || hold_plans_until_ <= now)) {
+    hold_plans_until_ = absl::InfinitePast();
+    planned_at_.clear();
+  }
   for (const int64_t sequence : live_) {
     JobMachine& job = *jobs_.at(sequence);
+    if (!job.limits_stand_still() || (!over && AwaitsRanks(job))) continue;
     job.StartLimits(now);
     Touch(job);
   }
+}
+
+bool Coordinator::AwaitsRanks(const JobMachine& job) const {
+  return std::any_of(job.ranks().begin(), job.ranks().end(), [&](const RankSlot& slot) {
+    const Agent* agent = slot.held ? membership_.FindAgent(slot.incarnation) : nullptr;
+    return agent != nullptr && agent->awaited_until.has_value();
+  });
 }
 
 void Coordinator::FlushChanged(std::vector<Action>* actions) {

@@ -121,12 +121,16 @@ class Coordinator {
   // FAILED_PRECONDITION when there are not enough.
   absl::Status MoveRanks(JobMachine& job, const std::vector<int>& ranks, const std::string& reason,
                          absl::Time now, std::vector<Action>* actions);
+  // Spares of the job that can take a rank.
+  std::vector<std::string> GoodSpares(const JobMachine& job) const;
+  void MoveDrained(JobMachine& job, absl::Time now, std::vector<Action>* actions);
   void Grow(JobMachine& job, absl::Time now, std::vector<Action>* actions);
   void KeepSpares(JobMachine& job, absl::Time now, std::vector<Action>* actions);
   void TakeSpares(JobMachine& job, const std::vector<std::string>& workers, absl::Time now,
                   std::vector<Action>* actions);
   std::vector<RecoveryWorker> IdleWorkers(const JobMachine& job) const;
   // ---- coordinator_rerun.cc
+  RerunArbiter& ArbiterOf(const JobMachine& job);
   void OnExamined(JobMachine& job, int rank, const ExamineMessage& message, absl::Time now);
   // All ranks have yielded: with a step under examination, what becomes of it.
   void Arbitrate(JobMachine& job, absl::Time now, std::vector<Action>* actions);
@@ -135,7 +139,8 @@ class Coordinator {
                  absl::Time now);
   // What has happened to agents, as events of the jobs that they hold ranks of.
   void TellNews(absl::Time now);
-  void NoteLost(const LostAgent& lost, absl::Time now);
+  // Events of its jobs. kNodeLost when none of its node's agents is left, else kAgentLost.
+  FailureKind NoteLost(const LostAgent& lost, absl::Time now);
   void OnDeviceCheck(const std::string& worker, const DeviceCheck& check, absl::Time now);
   // Its device is not to be used until a person says so. Its ranks move away as from a drained one.
   void Quarantine(const std::string& worker, const std::string& evidence, absl::Time now);
@@ -146,8 +151,10 @@ class Coordinator {
   // To be called after anything that may have changed the job.
   void Touch(const JobMachine& job);
   JobSilence SilenceOf(const std::string& job_id) const;
-  // Restored agents are back, or have had their time.
+  // After a restart each job goes on as soon as the agents of its own ranks are back, or lost, or
+  // have had their time; agents of spares and of other jobs are not waited for.
   void EndSettling(absl::Time now);
+  bool AwaitsRanks(const JobMachine& job) const;
   int64_t SequenceOf(const std::string& job_id) const;
   void SaveSelf(DurableChanges* changes) const;
   absl::Status RestoreSelf(const std::string& value);
@@ -174,6 +181,8 @@ class Coordinator {
   StorageState storage_;
   std::set<std::string> changed_;                   // jobs touched by the event that is handled now
   absl::Time settle_until_ = absl::InfinitePast();  // while restored agents may come back
+  // Until then nearly all of them do: no plan makes do with less than it would have with them.
+  absl::Time hold_plans_until_ = absl::InfinitePast();
   // What TakeChanges has to look at.
   bool self_unsaved_ = true, decided_ = false;
   std::set<int64_t> unsaved_jobs_, forgotten_jobs_;

@@ -33,6 +33,8 @@ absl::Status Bad(const std::string& record, absl::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat(record, ": ", what));
 }
 
+std::string RerunRecord(int64_t sequence) { return absl::StrCat("job/", sequence, "/rerun"); }
+
 bool IsMembersRecord(absl::string_view key) {
   for (const char* prefix : {"agent/", "drained/", "cordoned/", "quarantined/"}) {
     if (absl::StartsWith(key, prefix)) return true;
@@ -72,6 +74,9 @@ class JobRecordReader {
       return AddNumbered(key, rest, value, &job.ranks);
     } else if (absl::ConsumePrefix(&rest, "directive/")) {
       return AddNumbered(key, rest, value, &job.directives);
+    } else if (rest == "rerun" || absl::StartsWith(rest, "rerun/")) {
+      reruns_[sequence].push_back(
+          {std::string(absl::StripPrefix(rest.substr(5), "/")), &key, &value});
     } else if (absl::ConsumePrefix(&rest, "key/")) {
       keys_[sequence].push_back({std::string(rest), &key, &value});
     }  // else: of a later version
@@ -86,10 +91,11 @@ class JobRecordReader {
   const std::map<int64_t, JobRecords>& jobs() const { return jobs_; }
 
   struct Key {
-    std::string hex;
+    std::string rest;  // of the record's key: hex, or what the arbiter's records are named by
     const std::string *record, *value;
   };
   const std::map<int64_t, std::vector<Key>>& keys() const { return keys_; }
+  const std::map<int64_t, std::vector<Key>>& reruns() const { return reruns_; }
 
  private:
   static absl::Status AddNumbered(const std::string& key, absl::string_view text,
@@ -102,7 +108,7 @@ class JobRecordReader {
   }
 
   std::map<int64_t, JobRecords> jobs_;
-  std::map<int64_t, std::vector<Key>> keys_;
+  std::map<int64_t, std::vector<Key>> keys_, reruns_;
 };
 
 }  // namespace
@@ -124,8 +130,10 @@ int64_t Coordinator::SequenceOf(const std::string& job_id) const {
 DurableChanges Coordinator::TakeChanges() {
   DurableChanges changes;
   // The coordinator's own record comes with the first other one, and with each new job.
+  const bool examines = std::any_of(arbiters_.begin(), arbiters_.end(),
+                                    [](const auto& entry) { return entry.second.unsaved(); });
   const bool any = membership_.unsaved() || devices_.unsaved() || rendezvous_.unsaved() ||
-                   !unsaved_jobs_.empty() || !forgotten_jobs_.empty();
+                   examines || !unsaved_jobs_.empty() || !forgotten_jobs_.empty();
   if (!any) {
     decided_ = false;
     return changes;
@@ -135,6 +143,9 @@ DurableChanges Coordinator::TakeChanges() {
   devices_.TakeChanges(&changes);
   rendezvous_.TakeChanges([this](const std::string& id) { return SequenceOf(id); }, &changes);
   for (const int64_t sequence : unsaved_jobs_) jobs_.at(sequence)->TakeChanges(&changes);
+  for (auto& [sequence, arbiter] : arbiters_) {
+    if (arbiter.unsaved()) arbiter.TakeChanges(RerunRecord(sequence), &changes);
+  }
   changes.forgotten_jobs.assign(forgotten_jobs_.begin(), forgotten_jobs_.end());
   const bool decision = decided_ || self_unsaved_ || !forgotten_jobs_.empty();
   changes.durability = decision ? Durability::kDecision : Durability::kReport;
@@ -151,6 +162,7 @@ DurableState Coordinator::SaveAll() const {
   devices_.SaveAll(&all);
   rendezvous_.SaveAll([this](const std::string& id) { return SequenceOf(id); }, &all);
   for (const auto& [sequence, job] : jobs_) job->SaveAll(&all);
+  for (const auto& [sequence, arbiter] : arbiters_) arbiter.SaveAll(RerunRecord(sequence), &all);
   DurableState state{std::move(all.records), std::move(all.ledger)};
   std::sort(state.records.begin(), state.records.end(),
             [](const DurableRecord& a, const DurableRecord& b) { return a.key < b.key; });
@@ -248,12 +260,20 @@ absl::Status Coordinator::Restore(const DurableState& state, absl::Time now) {
   for (const auto& [sequence, job] : jobs.jobs()) RETURN_IF_ERROR(RestoreJob(job, now));
   for (const auto& [sequence, keys] : jobs.keys()) {
     for (const auto& key : keys) {
-      RETURN_IF_ERROR(rendezvous_.RestoreRecord(jobs_.at(sequence)->job_id(), key.hex, *key.record,
+      RETURN_IF_ERROR(rendezvous_.RestoreRecord(jobs_.at(sequence)->job_id(), key.rest, *key.record,
                                                 *key.value));
     }
   }
+  for (const auto& [sequence, records] : jobs.reruns()) {
+    const JobMachine& job = *jobs_.at(sequence);
+    RerunArbiter& arbiter = ArbiterOf(job);
+    for (const auto& record : records)
+      RETURN_IF_ERROR(arbiter.RestoreRecord(*record.record, record.rest, *record.value));
+    arbiter.FinishRestore(job.world_size(), job.examine_json());
+  }
   membership_.FinishRestore(now);
   settle_until_ = now + options_.membership.readoption_limit;
+  hold_plans_until_ = now + membership_.heartbeat_timeout() + options_.membership.readoption_margin;
   return absl::OkStatus();
 }
 

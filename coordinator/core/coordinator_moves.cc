@@ -66,13 +66,7 @@ void Coordinator::ApplyChange(JobMachine& job, absl::Time now, std::vector<Actio
 absl::Status Coordinator::MoveRanks(JobMachine& job, const std::vector<int>& ranks,
                                     const std::string& reason, absl::Time now,
                                     std::vector<Action>* actions) {
-  std::vector<std::string> spares, to_take;
-  for (const ExtraSlot& extra : job.extras()) {
-    const Worker* worker = membership_.FindWorker(extra.slot.worker);
-    const bool good = extra.role == ExtraSlot::Role::kSpare && worker != nullptr &&
-                      !worker->hold.any() && extra.slot.phase != "failed";
-    if (good) spares.push_back(extra.slot.worker);
-  }
+  std::vector<std::string> spares = GoodSpares(job), to_take;
   for (const RecoveryWorker& worker : IdleWorkers(job)) {
     if (spares.size() >= ranks.size()) break;
     spares.push_back(worker.name);
@@ -117,26 +111,67 @@ void Coordinator::Rearrange(absl::Time now, std::vector<Action>* actions) {
     if (!trains || job.limits_stand_still()) continue;
     const auto supply = membership_.supply().find(job.kind());
     if (supply == membership_.supply().end()) continue;
-    if (!job.change().has_value() && supply->second.num_held() > 0) {
-      std::vector<int> ranks;
-      for (int rank = 0; rank < job.world_size(); ++rank) {
-        const Worker* worker = membership_.FindWorker(job.ranks()[rank].worker);
-        if (worker != nullptr && worker->hold.must_move()) ranks.push_back(rank);
-      }
-      // Those for which there is room; the others when there is more.
-      const int room = job.num_spares() + supply->second.num_idle;
-      if (static_cast<int>(ranks.size()) > room) ranks.resize(room);
-      if (!ranks.empty()) {
-        const std::string reason =
-            absl::StrCat("worker ", job.ranks()[ranks[0]].worker,
-                         ranks.size() > 1 ? " and others are" : " is", " drained");
-        // Asked again at the next tick when it cannot be now.
-        (void)MoveRanks(job, ranks, reason, now, actions);
-      }
-    }
+    const bool any_held = supply->second.num_held() > 0 || !job.drain_waits().empty();
+    if (!job.change().has_value() && any_held) MoveDrained(job, now, actions);
     if (!job.change().has_value()) Grow(job, now, actions);
     if (!job.change().has_value()) KeepSpares(job, now, actions);
   }
+}
+
+std::vector<std::string> Coordinator::GoodSpares(const JobMachine& job) const {
+  std::vector<std::string> good;
+  for (const ExtraSlot& extra : job.extras()) {
+    const Worker* worker = membership_.FindWorker(extra.slot.worker);
+    if (extra.role != ExtraSlot::Role::kSpare || worker == nullptr || worker->hold.any()) continue;
+    if (extra.slot.phase != "failed") good.push_back(extra.slot.worker);
+  }
+  return good;
+}
+
+void Coordinator::MoveDrained(JobMachine& job, absl::Time now, std::vector<Action>* actions) {
+  const auto must_move = [&](const std::string& name) {
+    const Worker* worker = membership_.FindWorker(name);
+    return worker != nullptr && worker->hold.must_move();
+  };
+  std::vector<std::string> spares;  // that leave
+  for (const ExtraSlot& extra : job.extras()) {
+    if (extra.role == ExtraSlot::Role::kSpare && must_move(extra.slot.worker)) {
+      spares.push_back(extra.slot.worker);
+    }
+  }
+  JobEffects effects;
+  for (const std::string& spare : spares) {
+    job.ReleaseSpare(spare, absl::StrCat("worker ", spare, " is held back"), now, &effects);
+  }
+  Apply(job, effects, actions);
+  std::vector<int> ranks;
+  for (int rank = 0; rank < job.world_size(); ++rank) {
+    if (must_move(job.ranks()[rank].worker)) ranks.push_back(rank);
+  }
+  // Those for which there is room; the others when there is more.
+  const size_t room = GoodSpares(job).size() + membership_.supply().at(job.kind()).num_idle;
+  const size_t moving = std::min(ranks.size(), room);
+  std::string waits;
+  if (moving < ranks.size()) {
+    const std::vector<int> staying(ranks.begin() + static_cast<int64_t>(moving), ranks.end());
+    std::vector<absl::string_view> workers;
+    for (const int rank : staying) workers.push_back(job.ranks()[rank].worker);
+    const std::string named = CompressNames(workers);
+    waits = absl::StrCat("drain waits: no spare and no idle worker for rank",
+                         staying.size() > 1 ? "s " : " ", CompressRanks(staying), " (worker",
+                         staying.size() > 1 ? "s " : " ", named, "); add a worker, or `muster ",
+                         "uncordon ", staying.size() > 1 ? "WORKER" : named, "` lets it stay");
+  }
+  const int64_t version = job.version();
+  job.NoteDrainWaits(waits, now);
+  if (job.version() != version) changed_.insert(job.job_id());
+  Touch(job);
+  if (moving == 0) return;
+  ranks.resize(moving);
+  const std::string reason = absl::StrCat("worker ", job.ranks()[ranks[0]].worker,
+                                          ranks.size() > 1 ? " and others are" : " is", " drained");
+  // Asked again at the next tick when it cannot be now.
+  (void)MoveRanks(job, ranks, reason, now, actions);
 }
 
 void Coordinator::Grow(JobMachine& job, absl::Time now, std::vector<Action>* actions) {

@@ -69,15 +69,25 @@ void Coordinator::PlanFor(JobMachine& job, absl::Time now, std::vector<Action>* 
       rank.state = usable(slot) ? RecoveryRank::State::kVacant : RecoveryRank::State::kGone;
     }
   }
+  std::vector<std::string> away;  // spares that cannot be heard now, and are not given up
   for (const ExtraSlot& extra : job.extras()) {
-    if (extra.role == ExtraSlot::Role::kLeaving) continue;
     const bool warm = extra.slot.trainer == RankSlot::Trainer::kLaunched;
-    if (!usable(extra.slot) || (warm && extra.slot.phase == "failed")) continue;
     // Helpers leave, unless nobody has come in their place yet.
-    if (extra.role == ExtraSlot::Role::kHelper) continue;
-    input.spares.push_back({extra.slot.worker, extra.slot.node, 0});
+    if (extra.role != ExtraSlot::Role::kSpare || (warm && extra.slot.phase == "failed")) continue;
+    if (usable(extra.slot)) {
+      input.spares.push_back({extra.slot.worker, extra.slot.node, 0});
+      continue;
+    }
+    const Worker* worker = membership_.FindWorker(extra.slot.worker);
+    const bool quiet = worker != nullptr && worker->incarnation == extra.slot.incarnation &&
+                       !worker->hold.any() &&
+                       membership_.FindAgent(worker->incarnation)->state == AgentState::kSuspect;
+    if (quiet) away.push_back(extra.slot.worker);
   }
   const RecoveryPlan plan = PlanRecovery(input);
+  const bool makes_do = plan.kind == RecoveryPlan::Kind::kWaitForWorkers ||
+                        plan.data_parallel_size < job.data_parallel_size();
+  if (makes_do && plan.kind != RecoveryPlan::Kind::kAwaitExits && now < hold_plans_until_) return;
   switch (plan.kind) {
     case RecoveryPlan::Kind::kAwaitExits:
       return;
@@ -97,8 +107,8 @@ void Coordinator::PlanFor(JobMachine& job, absl::Time now, std::vector<Action>* 
     epoch.ranks.push_back(SlotOn(rank.worker, job));
     epoch.sources.push_back(rank.source);
   }
-  for (const std::string& worker : plan.spares)
-    epoch.extras.push_back({.slot = SlotOn(worker, job)});
+  away.insert(away.end(), plan.spares.begin(), plan.spares.end());
+  for (const std::string& worker : away) epoch.extras.push_back({.slot = SlotOn(worker, job)});
   RaiseEpoch(job, std::move(epoch), now, actions);
 }
 
@@ -145,6 +155,9 @@ void Coordinator::RaiseEpoch(JobMachine& job, EpochPlan plan, absl::Time now,
     if (!leaving.contains(held.assignment.worker)) membership_.Assign(held.assignment);
   }
   changed_.insert(job.job_id());
+  // Any other epoch than the one that it asked for ends an examination.
+  const auto arbiter = arbiters_.find(job.identity().sequence);
+  if (arbiter != arbiters_.end() && !OrdersRerun(job.examine_json())) arbiter->second.Forget();
   Apply(job, effects, actions);
 }
 

@@ -37,7 +37,7 @@ void Coordinator::TellNews(absl::Time now) {
   }
 }
 
-void Coordinator::NoteLost(const LostAgent& lost, absl::Time now) {
+FailureKind Coordinator::NoteLost(const LostAgent& lost, absl::Time now) {
   // The agent itself may be forgotten by now.
   std::string node;
   std::map<std::string, std::vector<absl::string_view>> workers_of_job;
@@ -55,15 +55,15 @@ void Coordinator::NoteLost(const LostAgent& lost, absl::Time now) {
     others = others || (incarnation != lost.incarnation && agent.node == node &&
                         agent.state != AgentState::kLost);
   }
+  const FailureKind kind =
+      others || node.empty() ? FailureKind::kAgentLost : FailureKind::kNodeLost;
+  std::string where;
+  if (!node.empty()) where = absl::StrCat(others ? "an agent of node " : "node ", node, ", ");
   for (const auto& [job_id, workers] : workers_of_job) {
-    const std::string named = absl::StrCat("workers ", CompressNames(workers), ": ", lost.reason);
-    if (others || node.empty()) {
-      NoteEvent(job_id, "agent_lost",
-                node.empty() ? named : absl::StrCat("an agent of node ", node, ", ", named), now);
-    } else {
-      NoteEvent(job_id, "node_lost", absl::StrCat("node ", node, ", ", named), now);
-    }
+    NoteEvent(job_id, FailureKindName(kind),
+              absl::StrCat(where, "workers ", CompressNames(workers), ": ", lost.reason), now);
   }
+  return kind;
 }
 
 void Coordinator::OnDeviceCheck(const std::string& worker, const DeviceCheck& check,
@@ -88,6 +88,7 @@ void Coordinator::Quarantine(const std::string& worker, const std::string& evide
 absl::Status Coordinator::On(const DrainWorker& event, absl::Time now, Outcome* out) {
   RETURN_IF_ERROR(membership_.Drain(event.worker, event.undo));
   decided_ = true;
+  Rearrange(now, &out->actions);  // whoever asked hears what becomes of it
   return absl::OkStatus();
 }
 

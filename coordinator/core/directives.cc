@@ -29,6 +29,15 @@ std::vector<Directive> DirectiveLog::After(int64_t through) const {
   return {log_.begin() + first, log_.end()};
 }
 
+const Directive* DirectiveLog::LastStop() const {
+  const auto ends = [](const Directive& directive) {
+    return directive.kind == Directive::Kind::kStop ||
+           directive.kind == Directive::Kind::kCheckpointAndStop;
+  };
+  const auto found = std::find_if(log_.rbegin(), log_.rend(), ends);
+  return found == log_.rend() ? nullptr : &*found;
+}
+
 const char* DirectiveKindName(Directive::Kind kind) {
   switch (kind) {
     case Directive::Kind::kCheckpoint:
@@ -43,6 +52,8 @@ const char* DirectiveKindName(Directive::Kind kind) {
       return "trace";
     case Directive::Kind::kReform:
       return "reform";
+    case Directive::Kind::kCheckpointAndExit:
+      return "checkpoint_and_exit";
   }
   return "?";
 }

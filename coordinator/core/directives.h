@@ -29,6 +29,9 @@ class DirectiveLog {
   // Those with a number above `through`, in order.
   std::vector<Directive> After(int64_t through) const;
 
+  // The newest that ends the job; nullptr: none does.
+  const Directive* LastStop() const;
+
   int64_t last() const { return static_cast<int64_t>(log_.size()); }
   int64_t applied() const { return applied_; }
 

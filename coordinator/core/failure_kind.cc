@@ -42,6 +42,8 @@ const char* FailureKindName(FailureKind kind) {
       return "node_lost";
     case FailureKind::kTimeout:
       return "timeout";
+    case FailureKind::kWrongResult:
+      return "rerun_persistent";
   }
   return "?";
 }

@@ -20,6 +20,7 @@ enum class FailureKind {
   kAgentLost,     // the agent process is gone or silent
   kNodeLost,      // and with it all workers of its node
   kTimeout,       // a wait reached its cap
+  kWrongResult,   // its device computes wrongly (rerun_machine.h)
 };
 // "trainer_exit", "out_of_memory", ...: kinds of events and values of labels.
 const char* FailureKindName(FailureKind kind);

@@ -264,6 +264,7 @@ class Judge {
     // What a slow one will still do may free those that seem to hang.
     if (!slow.empty()) {
       verdict_.culprits.clear();
+      verdict_.slow = slow;
       verdict_.summary = absl::StrCat(Ranks(slow), slow.size() == 1 ? " computes" : " compute",
                                       ", others wait: slow, not hung");
       return Say(HangVerdict::Kind::kSlow);
@@ -271,6 +272,7 @@ class Judge {
     if (!verdict_.culprits.empty()) return Say(HangVerdict::Kind::kHang);
     if (NumRanks() == 1 && !Waits(*second_[0])) {
       if (Computes(0) || second_[0]->process_state == "D") {
+        verdict_.slow = {0};
         verdict_.summary = "rank 0 computes: slow, not hung";
         return Say(HangVerdict::Kind::kSlow);
       }

@@ -56,6 +56,7 @@ struct HangVerdict {
   };
   Kind kind = Kind::kUnclear;
   std::vector<Culprit> culprits;  // by rank
+  std::vector<int> slow;          // kSlow: who computes while all others wait
   // "rank 3 is stopped (state T)"; "rank 2 computes, others wait for it"; "nobody is missing: ..."
   std::string summary;
   // Of each group that waits: "dp (ranks 0-3) all_reduce 64 x float, number 118: ranks 0-2 wait for

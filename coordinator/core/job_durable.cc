@@ -2,7 +2,7 @@
 //   job/n              what was submitted; written once
 //   job/n/state        small and changed often: state, iteration, times, cancel, incident
 //   job/n/epoch        what the current epoch is: workers beside the ranks', unique ID
-//   job/n/cause        of the last failure
+//   job/n/cause        the first of its failures that still count, and those after it
 //   job/n/rank/r       who holds the rank, and how far its trainer has come
 //   job/n/directive/d  one directive
 // job_fields.h lists what is in each.
@@ -117,8 +117,10 @@ void JobMachine::Save(const Unsaved& what, DurableChanges* changes) const {
     VisitEpoch(writer, *this);
     put(absl::StrCat(base, "/epoch"), &writer);
   }
-  if (what.cause && cause_.has_value()) {
-    VisitCause(writer, *cause_);
+  if (what.cause && !causes_.empty()) {
+    VisitCause(writer, *causes_.first());
+    writer.List("later", causes_.later(),
+                [](auto& element, auto& cause) { VisitCause(element, cause); });
     put(absl::StrCat(base, "/cause"), &writer);
   }
   for (const int rank : what.ranks) {

@@ -34,6 +34,7 @@ inline constexpr EnumName<Directive::Kind> kDirectiveKindNames[] = {
     {Directive::Kind::kCheckpointAndStop, "checkpoint_and_stop"},
     {Directive::Kind::kTrace, "trace"},
     {Directive::Kind::kReform, "reform"},
+    {Directive::Kind::kCheckpointAndExit, "checkpoint_and_exit"},
 };
 
 inline constexpr EnumName<ExtraSlot::Role> kExtraRoles[] = {
@@ -196,6 +197,7 @@ void VisitCause(V& v, M& m) {
   MUSTER_FIELD(time);
   MUSTER_FIELD(symptom);
   MUSTER_FIELD(by_trainer);
+  MUSTER_FIELD(restarts);
 }
 
 template <class V, class M>
@@ -229,6 +231,8 @@ void VisitDirective(V& v, M& m) {
   v.Enum("kind", m.kind, kDirectiveKindNames);
   MUSTER_FIELD(reason);
   MUSTER_FIELD(iterations);
+  MUSTER_FIELD(iteration);
+  MUSTER_FIELD(exit_code);
 }
 
 // ---- rows of the ledger; the element's type says which

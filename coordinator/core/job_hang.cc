@@ -13,13 +13,10 @@ namespace {
 constexpr int64_t kMinSteps = 5;
 // How long a phase may last before it is looked at when it was not seen before.
 constexpr absl::Duration kUnknownWait = absl::Seconds(10);
+// Two probes and their answers, mostly: whoever is to be stopped at a step's cap is known by then.
+constexpr absl::Duration kVerdictTakes = absl::Milliseconds(600);
 
 }  // namespace
-
-PhaseLimitOptions PhasesOf(PhaseLimitOptions phases, const JobSpec& spec) {
-  phases.CapStep(absl::Seconds(spec.recovery.watchdog_timeout_s));
-  return phases;
-}
 
 void JobMachine::NoteKind(FailureKind kind, const std::string& text, int rank, absl::Time now) {
   if (kind != FailureKind::kOutOfMemory && kind != FailureKind::kDiskFull) return;
@@ -37,7 +34,8 @@ absl::Duration JobMachine::HangLimit(WaitPhase phase) const {
   } else if (phase != WaitPhase::kStep && seen.count > 0) {
     limit = options_.phases.factor * seen.longest + options_.phases.step_margin;
   }
-  return std::min(limit, limits.Cap(phase));
+  const absl::Duration cap = limits.Cap(phase);
+  return std::min(limit, phase == WaitPhase::kStep ? cap - kVerdictTakes : cap);
 }
 
 void JobMachine::CheckHang(absl::Time now, JobEffects* effects) {
@@ -49,6 +47,7 @@ void JobMachine::CheckHang(absl::Time now, JobEffects* effects) {
   if (hang_phase_ != phase || hang_since_ != since) {
     hang_watch_.Reset();
     hang_noted_ = false;
+    hang_slow_.clear();
     hang_phase_ = phase;
     hang_since_ = since;
   }
@@ -82,6 +81,7 @@ void JobMachine::OnHangVerdict(WaitPhase phase, absl::Duration elapsed, absl::Ti
       return;
     case HangVerdict::Kind::kSlow:
     case HangVerdict::Kind::kUnclear:
+      hang_slow_ = verdict.slow;
       if (!steps || hang_noted_) return;
       hang_noted_ = true;
       AddEvent(now, "hang",
@@ -97,13 +97,24 @@ void JobMachine::OnHangVerdict(WaitPhase phase, absl::Duration elapsed, absl::Ti
   for (const HangVerdict::Culprit& culprit : verdict.culprits) {
     const std::string why = absl::StrCat("hang: ", culprit.reason, Circumstances(culprit.rank));
     if (!aborted_) {
-      (void)Condemn(culprit.rank, why, now, effects);
+      (void)Condemn(culprit.rank, FailureKind::kHang, why, now, effects);
       continue;
     }
     if (ended()) return;
     OnFailure(CauseAt(culprit.rank, why, now), now, effects);
     CondemnRank(culprit.rank, why, now, effects);
   }
+}
+
+std::vector<int> JobMachine::SlowRanks() const {
+  std::vector<int> slow;
+  for (const int rank : hang_slow_) {
+    const bool trains = rank < static_cast<int>(ranks_.size()) &&
+                        ranks_[rank].trainer == RankSlot::Trainer::kLaunched &&
+                        ranks_[rank].stage == RankStage::kStep;
+    if (trains) slow.push_back(rank);
+  }
+  return slow;
 }
 
 void JobMachine::CheckStragglers(absl::Time now) {

@@ -19,35 +19,11 @@ constexpr int kExitCancelled = 130;  // as a shell says for SIGINT
 
 JobMachine::JobMachine(Identity identity, JobSpec spec, int64_t train_iters,
                        const JobOptions& options, absl::Time now)
-    : identity_(std::move(identity)),
-      spec_(std::move(spec)),
-      train_iters_(train_iters),
-      options_(options),
-      submitted_at_(now),
-      history_(static_cast<int>(spec_.resources.world_size), options.history),
-      budget_(BudgetOptionsOf(spec_)),
-      clock_(PhasesOf(options.phases, spec_)) {
+    : JobFacts(std::move(identity), std::move(spec), train_iters, options, now) {
   AddEvent(now, "submitted",
            absl::StrCat("job \"", spec_.name, "\" with ", world_size(), " ranks"));
   unsaved_.identity = true;
   unsaved_.state = true;
-}
-
-DeviceKind JobMachine::kind() const {
-  return spec_.resources.device == "cuda" ? DeviceKind::kCuda : DeviceKind::kCpu;
-}
-
-bool JobMachine::released() const { return ended() && num_held_ == 0; }
-
-int JobMachine::world_size() const {
-  return ranks_.empty() ? static_cast<int>(spec_.resources.world_size)
-                        : static_cast<int>(ranks_.size());
-}
-
-TopologySpec JobMachine::topology() const {
-  TopologySpec topology = TopologyOf(spec_);
-  topology.world_size = world_size();
-  return topology;
 }
 
 void JobMachine::Enqueue(absl::Time now) {
@@ -178,11 +154,16 @@ absl::StatusOr<Directive> JobMachine::Request(const Directive& wanted, absl::Tim
     return absl::FailedPreconditionError(
         absl::StrCat(job_id(), " has no folder to save to: its spec sets no checkpoint.save"));
   }
+  return Give(wanted, now, effects);
+}
+
+absl::StatusOr<Directive> JobMachine::Give(const Directive& wanted, absl::Time now,
+                                           JobEffects* effects) {
   ASSIGN_OR_RETURN(Directive directive, directives_.Append(wanted));
   AddEvent(now, "directive",
            absl::StrCat(directive.number, ": ", DirectiveKindName(directive.kind),
                         directive.reason.empty() ? "" : ", ", directive.reason));
-  effects->emplace_back(PublishDirective{directive});
+  if (!aborted_) effects->emplace_back(PublishDirective{directive});  // else the next epoch gets it
   Changed();
   return directive;
 }
@@ -195,21 +176,21 @@ void JobMachine::Cancel(CancelMode mode, const std::string& reason, absl::Time n
   cancel_reason_ = reason.empty() ? "cancelled" : absl::StrCat("cancelled: ", reason);
   AddEvent(now, "cancel_requested", cancel_reason_);
   Changed();
+  // What it has trained is to be saved, also when it recovers just now.
+  const bool must_save = MustSave();
   const bool nothing_to_stop =
-      state_ == JobState::kSubmitted || state_ == JobState::kQueued || IsForming();
+      state_ == JobState::kSubmitted || state_ == JobState::kQueued || (IsForming() && !must_save);
   if (mode == CancelMode::kKill || nothing_to_stop) {
-    const std::string failed =
-        cause_.has_value() ? absl::StrCat("; on the way: ", cause_->text) : "";
-    Finish(JobState::kCancelled, kExitCancelled, absl::StrCat(cancel_reason_, failed), now,
+    Finish(JobState::kCancelled, kExitCancelled, absl::StrCat(cancel_reason_, OnTheWay()), now,
            effects);
     return;
   }
-  if (aborted_) return;  // it has stopped; the search for the cause ends it soon
+  if (aborted_ && !must_save) return;  // it has stopped; the search for the cause ends it soon
   const bool save = mode == CancelMode::kCheckpointAndStop && spec_.checkpoint.save.has_value();
   const auto directive =
-      Request({.kind = save ? Directive::Kind::kCheckpointAndStop : Directive::Kind::kStop,
-               .reason = cancel_reason_},
-              now, effects);
+      Give({.kind = save ? Directive::Kind::kCheckpointAndStop : Directive::Kind::kStop,
+            .reason = cancel_reason_},
+           now, effects);
   if (!directive.ok()) {  // the log is full: trainers do not listen
     Finish(JobState::kCancelled, kExitCancelled, cancel_reason_, now, effects);
     return;
@@ -244,8 +225,8 @@ void JobMachine::Tick(absl::Time now, JobEffects* effects, const SignsOfLife& si
   } else if (passed(cancel_deadline_)) {
     const MissingReport missing = DescribeMissing(Missing(signs), now, signs.silent_after);
     Finish(JobState::kCancelled, kExitCancelled,
-           absl::StrCat(cancel_reason_,
-                        "; its trainers did not stop in time and were killed: ", missing.text),
+           absl::StrCat(cancel_reason_, "; its trainers did not stop in time and were killed: ",
+                        missing.text, OnTheWay()),
            now, effects);
     Changed();
   } else {

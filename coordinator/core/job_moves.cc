@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/status.h"
 #include "common/rerun/examination.h"
 #include "coordinator/core/job_machine.h"
 
@@ -100,14 +101,31 @@ void JobMachine::SetExamination(std::vector<RankMove> moves, std::string examine
   Changed();
 }
 
-JobState JobMachine::TrainingState() const {
-  return OrdersRerun(examine_json_) && !stepped_ ? JobState::kRerunning : JobState::kRunning;
+absl::Status JobMachine::LeaveHeldStep(int64_t iteration, int exit_code, const std::string& reason,
+                                       absl::Time now, JobEffects* effects) {
+  const auto directive = Request({.kind = Directive::Kind::kCheckpointAndExit,
+                                  .reason = reason,
+                                  .iteration = iteration,
+                                  .exit_code = exit_code},
+                                 now, effects);
+  RETURN_IF_ERROR(directive.status());
+  change_.reset();
+  UpdateWait(now);
+  Changed();
+  return absl::OkStatus();
 }
 
 void JobMachine::NoteVerdict(const std::string& verdict, const std::string& evidence,
                              absl::Time now) {
   totals_.rerun_verdicts[verdict] += 1;
   AddEvent(now, absl::StrCat("rerun_", verdict), evidence);
+  Changed();
+}
+
+void JobMachine::NoteDrainWaits(const std::string& text, absl::Time now) {
+  if (text == drain_waits_) return;
+  drain_waits_ = text;
+  if (!text.empty()) AddEvent(now, "drain_waits", text);
   Changed();
 }
 

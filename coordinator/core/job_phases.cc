@@ -11,13 +11,6 @@
 #include "coordinator/core/job_machine.h"
 
 namespace muster {
-namespace {
-
-constexpr int kMaxNodesNamed = 4;
-constexpr int kMaxRanksLookedAt = 256;  // for the names of their nodes
-
-}  // namespace
-
 void JobMachine::Place(int rank, const std::string& phase, RankStage stage) {
   RankSlot& slot = ranks_[rank];
   if (slot.phase != phase) {
@@ -59,10 +52,6 @@ void JobMachine::RecountRanks() {
   }
 }
 
-int JobMachine::num_early() const {
-  return NumIn(RankStage::kStart) + NumIn(RankStage::kForming) + NumIn(RankStage::kLoad);
-}
-
 std::optional<WaitPhase> JobMachine::CurrentWait() const {
   if (!IsActive(state_) || aborted_) return std::nullopt;
   // All wait for those that are furthest behind. A committed step is one of all ranks, whatever
@@ -75,6 +64,8 @@ std::optional<WaitPhase> JobMachine::CurrentWait() const {
   if (NumIn(RankStage::kSave) > 0) return WaitPhase::kSave;
   if (NumIn(RankStage::kEvaluation) > 0) return WaitPhase::kEvaluation;
   if (NumIn(RankStage::kStep) + num_early() > 0) return WaitPhase::kStep;
+  // No other epoch is to come: they are told to save the step that they hold, and to leave.
+  if (NumIn(RankStage::kYielded) > 0 && !change_.has_value()) return WaitPhase::kSave;
   return std::nullopt;
 }
 
@@ -145,7 +136,18 @@ void JobMachine::CheckWait(absl::Time now, const SignsOfLife& signs, JobEffects*
     Changed();
     return;
   }
-  OnStuck(std::max(missing.first_rank, 0), text, now, effects);
+  const std::vector<int> slow = SlowRanks();
+  if (slow.empty()) return OnStuck(std::max(missing.first_rank, 0), text, now, effects);
+  // The others wait for these.
+  for (const int rank : slow) {
+    if (ended()) return;
+    const std::string why = absl::StrCat(text, "; it computes, and the others wait for it");
+    if (!aborted_) {
+      OnStuck(rank, why, now, effects);
+    } else {
+      CondemnRank(rank, why, now, effects);
+    }
+  }
 }
 
 std::vector<MissingRank> JobMachine::Missing(const SignsOfLife& signs) const {
@@ -218,28 +220,6 @@ std::optional<JobWait> JobMachine::Wait(const SignsOfLife& signs) const {
   }
   if (tell) wait.missing = DescribeMissing(Missing(signs), seen_at_, signs.silent_after).text;
   return wait;
-}
-
-std::string JobMachine::Progress() const {
-  if (!IsActive(state_)) return "";
-  std::vector<std::string> parts;
-  for (const auto& [phase, members] : by_phase_) {
-    std::set<std::string> nodes;
-    int looked_at = 0;
-    if (!IsTrainingPhase(phase)) {
-      members.ForEach([&](int rank) {
-        nodes.insert(ranks_[rank].node);
-        return ++looked_at < kMaxRanksLookedAt && nodes.size() <= kMaxNodesNamed;
-      });
-    }
-    std::vector<std::string> named(nodes.begin(), nodes.end());
-    const bool more = named.size() > kMaxNodesNamed || looked_at == kMaxRanksLookedAt;
-    if (named.size() > kMaxNodesNamed) named.resize(kMaxNodesNamed);
-    parts.push_back(absl::StrCat("ranks ", members.Text(), named.empty() ? "" : " (node ",
-                                 absl::StrJoin(named, ", "), more ? ", ..." : "",
-                                 named.empty() ? "" : ")", ": ", phase));
-  }
-  return absl::StrJoin(parts, "; ");
 }
 
 }  // namespace muster

@@ -23,21 +23,16 @@ bool IsVerdictOfRerun(const FailureCause& cause) {
 
 }  // namespace
 
-RestartBudgetOptions BudgetOptionsOf(const JobSpec& spec) {
-  return {.max_restarts = spec.recovery.max_restarts,
-          .window = absl::Seconds(spec.recovery.restart_window_s),
-          .max_failures_of_step = spec.recovery.max_failures_of_step};
-}
-
-bool JobMachine::HasTrained() const { return !history_.steps().empty() || iteration_ > 0; }
-
 bool JobMachine::wants_plan() const {
   return state_ == JobState::kRecovering && aborted_ && !seeking_cause_ && !limits_stand_still_;
 }
 
-bool JobMachine::awaits_exits() const { return exit_deadline_.has_value(); }
+std::string JobMachine::OnTheWay() const {
+  if (!incident_.open || incident_.planned || causes_.empty()) return "";
+  return absl::StrCat("; on the way: ", causes_.newest().text);
+}
 
-void JobMachine::NoteCause(const FailureCause& cause, absl::Time now) {
+void JobMachine::NoteCause(FailureCause cause, absl::Time now) {
   unsaved_.cause = true;
   Changed();
   if (!cause.symptom && !cause.worker.empty() && incident_.hit_workers.size() < kMaxHitWorkers) {
@@ -51,12 +46,12 @@ void JobMachine::NoteCause(const FailureCause& cause, absl::Time now) {
                  .failed_at = now,
                  .iteration = std::max(iteration_, committed_),
                  .hit_workers = std::move(hit)};
-    cause_ = cause;
+    cause.restarts = restarts_;
+    causes_.Begin(std::move(cause), now);
     return;
   }
-  if (!cause_.has_value() || (cause_->symptom && !cause.symptom)) {
-    cause_ = cause;
-  } else if (!cause.symptom && incident_.followed.size() < kMaxFollowed) {
+  if (causes_.Improve(cause)) return;
+  if (!cause.symptom && incident_.followed.size() < kMaxFollowed) {
     incident_.followed.push_back(cause.text);
   }
 }
@@ -82,13 +77,13 @@ void JobMachine::Judge(const FailureCause& cause, bool waits_for_plan, absl::Tim
   unsaved_.epoch = unsaved_.epoch || seeking_cause_;
   seeking_cause_ = false;
   symptom_deadline_.reset();
-  // What is cancelled need not succeed, except to save.
-  if (cancel_.has_value() && *cancel_ != CancelMode::kCheckpointAndStop) {
-    Finish(JobState::kCancelled, kExitCancelled,
-           absl::StrCat(cancel_reason_, "; on the way: ", cause_->text), now, effects);
+  // What is cancelled need not succeed, except to save: then it recovers, and obeys afterwards.
+  if (cancel_.has_value() && !MustSave()) {
+    Finish(JobState::kCancelled, kExitCancelled, absl::StrCat(cancel_reason_, OnTheWay()), now,
+           effects);
   } else if (IsVerdictOfRerun(cause)) {
     Finish(JobState::kExited, *cause.exit_code, cause.text, now, effects);
-  } else if (cause.hopeless || cancel_.has_value()) {
+  } else if (cause.hopeless) {
     FailForGood("", now, effects);
   } else if (!waits_for_plan) {  // else the plan is made for all
     Recover(cause, now, effects);
@@ -126,20 +121,31 @@ void JobMachine::Recover(const FailureCause& cause, absl::Time now, JobEffects* 
 
 void JobMachine::FailForGood(const std::string& what_followed, absl::Time now,
                              JobEffects* effects) {
-  std::string text = cause_->text;
+  causes_.Settle();
+  unsaved_.cause = true;
+  std::string text = causes_.Text(restarts_);
   for (const std::string& next : incident_.followed) absl::StrAppend(&text, "; then: ", next);
   if (!what_followed.empty()) absl::StrAppend(&text, "; ", what_followed);
-  cause_->symptom = false;
-  unsaved_.cause = true;
+  if (cancel_.has_value())
+    absl::StrAppend(&text, "; on the way to save and stop: ", cancel_reason_);
   Finish(JobState::kFailed, kExitFailed, text, now, effects);
 }
 
 void JobMachine::GiveUpOnCause(absl::Time now, JobEffects* effects) {
+  if (const std::vector<int> slow = SlowRanks(); causes_.newest().symptom && !slow.empty()) {
+    // The others' operations have reached their limit for want of these.
+    const std::string why = "computes, and the others' operations have waited for it in vain";
+    FailureCause late = CauseAt(slow.front(), why, now);
+    late.kind = FailureKindName(FailureKind::kTimeout);
+    OnFailure(std::move(late), now, effects);
+    for (const int rank : slow) CondemnRank(rank, why, now, effects);
+    return;
+  }
   FailureCause cause;
-  if (cause_->symptom) {  // nothing better came: this is the cause
-    cause_->symptom = false;
+  if (causes_.newest().symptom) {  // nothing better came: this is the cause
+    causes_.Settle();
     unsaved_.cause = true;
-    cause = *cause_;
+    cause = causes_.newest();
   } else {  // that of the incident is known; this time all trainers live
     cause.text = reason_;
     cause.iteration = iteration_;
@@ -174,14 +180,14 @@ void JobMachine::CondemnRank(int rank, const std::string& reason, absl::Time now
   effects->emplace_back(StopOne{slot.worker, slot.incarnation, reason, epoch_});
 }
 
-absl::Status JobMachine::Condemn(int rank, const std::string& text, absl::Time now,
-                                 JobEffects* effects) {
+absl::Status JobMachine::Condemn(int rank, FailureKind kind, const std::string& text,
+                                 absl::Time now, JobEffects* effects) {
   if (!IsActive(state_) || aborted_ || rank < 0 || rank >= static_cast<int>(ranks_.size())) {
     return absl::FailedPreconditionError(absl::StrCat(job_id(), " is ", JobStateName(state_),
                                                       " and has no rank ", rank, " to stop"));
   }
   FailureCause cause = CauseAt(rank, text, now);
-  cause.kind = FailureKindName(FailureKind::kHang);
+  cause.kind = FailureKindName(kind);
   AddEvent(now, "condemned", text, rank);
   OnFailure(std::move(cause), now, effects);
   CondemnRank(rank, text, now, effects);
@@ -210,8 +216,25 @@ void JobMachine::WaitForWorkers(const std::string& reason, absl::Time now) {
   }
   if (waits_for_ == reason) return;
   waits_for_ = reason;
-  reason_ = absl::StrCat(cause_.has_value() ? absl::StrCat(cause_->text, "; ") : "", reason);
+  reason_ = absl::StrCat(causes_.empty() ? "" : absl::StrCat(causes_.newest().text, "; "), reason);
   Changed();
+}
+
+bool JobMachine::MustSave() const {
+  return cancel_ == CancelMode::kCheckpointAndStop && spec_.checkpoint.save.has_value() &&
+         HasTrained();
+}
+
+void JobMachine::RepeatStop(absl::Time now) {
+  const Directive* stop = directives_.LastStop();
+  // One that no step has applied yet is sent again as it is.
+  if (stop == nullptr || stop->number > directives_.applied()) return;
+  Directive again = *stop;
+  const auto given = directives_.Append(std::move(again));
+  AddEvent(now, "directive",
+           given.ok() ? absl::StrCat(given->number, ": ", DirectiveKindName(given->kind),
+                                     ", again after a failure")
+                      : std::string(given.status().message()));
 }
 
 void JobMachine::Raise(EpochPlan plan, absl::Time now, JobEffects* effects) {
@@ -261,6 +284,7 @@ void JobMachine::Raise(EpochPlan plan, absl::Time now, JobEffects* effects) {
   exit_deadline_.reset();
   waits_for_.clear();
   if (plan.data_parallel_size > data_parallel_size_) grew_at_ = now;
+  RepeatStop(now);
   TakePlaces(std::move(plan));
   for (ExtraSlot& gone : leaving) extras_.push_back(std::move(gone));
   RecountRanks();

@@ -68,8 +68,7 @@ void JobMachine::OnStep(int rank, int64_t epoch, const StepMessage& step, absl::
     }
     if (known->epoch < epoch) ++totals_.steps_redone;
   } else if (step.iteration > iteration_) {
-    if (!history_.steps().empty() && epoch > history_.steps().newest().value.epoch &&
-        step.iteration > iteration_ + 1) {
+    if (step.iteration > iteration_ + 1 && LacksSteps(epoch)) {
       AddEvent(now, "ledger_gap",
                absl::StrCat("steps ", iteration_ + 1, "-", step.iteration - 1,
                             " were committed, and their reports were lost with their worker"));
@@ -79,11 +78,21 @@ void JobMachine::OnStep(int rank, int64_t epoch, const StepMessage& step, absl::
     consumed_samples_ = step.consumed_samples;
     flops_so_far_ = step.num_floating_point_operations_so_far;
   }  // else: older than what is held
+  // Of an older epoch: this one's trainers may have gone on from before that step, and get what
+  // they have not applied.
+  if (epoch != epoch_) return;
   directives_.Applied(step.applied_directive);
-  if (epoch != epoch_ || aborted_) return;
+  if (aborted_) return;
   std::optional<absl::Duration> measured;
   if (step.elapsed_ms > 0) measured = absl::Milliseconds(step.elapsed_ms);
   OnCommitted(step.iteration, measured, now);
+}
+
+// A step beyond the next one is reported in this epoch: those between were made before it.
+bool JobMachine::LacksSteps(int64_t epoch) const {
+  if (!history_.steps().empty()) return epoch > history_.steps().newest().value.epoch;
+  // A job may begin at an iteration that another one has saved.
+  return epoch > 1 && !spec_.checkpoint.load.has_value();
 }
 
 void JobMachine::OnLateReport(int rank, int64_t epoch, const std::string& worker,

@@ -260,7 +260,7 @@ void JobMachine::OnExited(int rank, const ExitedReport& exited, absl::Time now,
   OnFailure(std::move(cause), now, effects);
 }
 
-void JobMachine::OnWorkerLost(int rank, const std::string& reason, absl::Time now,
+void JobMachine::OnWorkerLost(int rank, FailureKind kind, const std::string& reason, absl::Time now,
                               JobEffects* effects) {
   RankSlot& slot = ranks_[rank];
   if (!slot.held) return;
@@ -276,7 +276,7 @@ void JobMachine::OnWorkerLost(int rank, const std::string& reason, absl::Time no
   Release(&slot, epoch_, rank, effects);
   if (IsActive(state_) && !slot.done.has_value()) {
     FailureCause cause = CauseAt(rank, text, now);
-    cause.kind = FailureKindName(FailureKind::kAgentLost);
+    cause.kind = FailureKindName(kind);
     OnFailure(std::move(cause), now, effects);
   }
   Changed();

@@ -20,14 +20,7 @@ absl::Status Bad(const std::string& record, absl::string_view what) {
 
 JobMachine::JobMachine(Restored, Identity identity, JobSpec spec, int64_t train_iters,
                        const JobOptions& options, absl::Time submitted_at)
-    : identity_(std::move(identity)),
-      spec_(std::move(spec)),
-      train_iters_(train_iters),
-      options_(options),
-      submitted_at_(submitted_at),
-      history_(static_cast<int>(spec_.resources.world_size), options.history),
-      budget_(BudgetOptionsOf(spec_)),
-      clock_(PhasesOf(options.phases, spec_)) {}
+    : JobFacts(std::move(identity), std::move(spec), train_iters, options, submitted_at) {}
 
 absl::StatusOr<std::unique_ptr<JobMachine>> JobMachine::Restore(const JobRecords& records,
                                                                 const JobOptions& options,
@@ -61,7 +54,7 @@ absl::StatusOr<std::unique_ptr<JobMachine>> JobMachine::Restore(const JobRecords
     job->data_parallel_size_ =
         static_cast<int64_t>(job->ranks_.size()) / RanksOfReplica(job->spec_);
   }
-  if (job->aborted_ && job->cause_.has_value() && job->cause_->symptom) {
+  if (job->aborted_ && !job->causes_.empty() && job->causes_.newest().symptom) {
     job->seeking_cause_ = job->incident_.open = true;
   }
   job->RecountRanks();
@@ -113,8 +106,12 @@ absl::Status JobMachine::RestoreState(const JobRecords& records) {
   }
   if (records.cause != nullptr) {
     JsonReader cause(absl::StrCat(base, "/cause"), *records.cause);
-    VisitCause(cause, cause_.emplace());
+    FailureCause first;
+    std::vector<FailureCause> later;
+    VisitCause(cause, first);
+    cause.List("later", later, [](auto& element, auto& value) { VisitCause(element, value); });
     RETURN_IF_ERROR(cause.status());
+    causes_.Restore(std::move(first), std::move(later));
   }
   return absl::OkStatus();
 }
@@ -289,13 +286,14 @@ absl::Status JobMachine::CheckRestored(const std::string& base) const {
   if (state_ == JobState::kQueued && epoch_ != 0) {
     return Bad(state, absl::StrCat("is QUEUED and has epoch ", epoch_));
   }
-  if (state_ == JobState::kFailed && !cause_.has_value()) {
+  if (state_ == JobState::kFailed && causes_.empty()) {
     return Bad(absl::StrCat(base, "/cause"), "is missing, and the job is FAILED");
   }
-  if (state_ == JobState::kRecovering && !cause_.has_value()) {
+  if (state_ == JobState::kRecovering && causes_.empty()) {
     return Bad(absl::StrCat(base, "/cause"), "is missing, and the job is RECOVERING");
   }
-  if (cause_.has_value() && cause_->symptom && IsActive(state_) && !aborted_ && !incident_.open) {
+  const bool symptom = !causes_.empty() && causes_.newest().symptom;
+  if (symptom && IsActive(state_) && !aborted_ && !incident_.open) {
     return Bad(absl::StrCat(base, "/epoch"), "is not aborted, and a symptom of a failure is there");
   }
   if (ended() && state_ != JobState::kCompleted && reason_.empty()) {

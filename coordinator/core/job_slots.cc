@@ -32,38 +32,6 @@ void JobMachine::ReleaseVacant(JobEffects* effects) {
   std::erase_if(extras_, [](const ExtraSlot& extra) { return !extra.slot.held; });
 }
 
-std::vector<JobMachine::Held> JobMachine::HeldWorkers() const {
-  std::vector<Held> held;
-  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
-    const RankSlot& slot = ranks_[rank];
-    if (slot.held) held.push_back({{slot.worker, job_id(), epoch_, rank}, &slot});
-  }
-  for (const ExtraSlot& extra : extras_) {
-    if (!extra.slot.held) continue;
-    held.push_back({{extra.slot.worker, job_id(), extra.epoch, extra.rank}, &extra.slot});
-  }
-  return held;
-}
-
-const ExtraSlot* JobMachine::FindExtra(const std::string& worker) const {
-  const auto found = std::find_if(extras_.begin(), extras_.end(), [&](const ExtraSlot& extra) {
-    return extra.slot.worker == worker;
-  });
-  return found == extras_.end() ? nullptr : &*found;
-}
-
-int JobMachine::num_spares() const {
-  return static_cast<int>(std::count_if(extras_.begin(), extras_.end(), [](const auto& extra) {
-    return extra.role == ExtraSlot::Role::kSpare;
-  }));
-}
-
-int JobMachine::num_helpers() const {
-  return static_cast<int>(std::count_if(extras_.begin(), extras_.end(), [](const auto& extra) {
-    return extra.role == ExtraSlot::Role::kHelper;
-  }));
-}
-
 void JobMachine::AddSpares(std::vector<RankSlot> workers, absl::Time now, JobEffects* effects) {
   if (ended() || workers.empty()) return;
   std::vector<std::string> names;
@@ -80,6 +48,20 @@ void JobMachine::AddSpares(std::vector<RankSlot> workers, absl::Time now, JobEff
   unsaved_.epoch = true;
   AddEvent(now, "spare", absl::StrCat("holds ", absl::StrJoin(names, ", "), " as spare"));
   Changed();
+}
+
+void JobMachine::ReleaseSpare(const std::string& worker, const std::string& reason, absl::Time now,
+                              JobEffects* effects) {
+  for (ExtraSlot& extra : extras_) {
+    if (extra.slot.worker != worker || extra.role != ExtraSlot::Role::kSpare) continue;
+    AddEvent(now, "spare_released", reason);
+    unsaved_.epoch = true;
+    Changed();
+    if (extra.slot.trainer != RankSlot::Trainer::kLaunched) return DropExtra(worker, effects);
+    extra.role = ExtraSlot::Role::kLeaving;
+    extra.slot.condemned = true;
+    return StopExtra(extra, reason, effects);
+  }
 }
 
 void JobMachine::OnExtraReport(const std::string& worker, const ReportBody& body, absl::Time now,

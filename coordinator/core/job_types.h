@@ -57,6 +57,7 @@ struct FailureCause {
   bool symptom = false;
   bool by_trainer = false;  // it ended or gave up by itself: not a lost node, not a kill
   bool hopeless = false;    // it would be the same every time
+  int restarts = 0;         // of the job, before it
 };
 
 // How a rank of a new epoch gets its trainer.

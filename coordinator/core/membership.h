@@ -16,7 +16,8 @@
 //   5 no sign of life for too long: JOINING for join_timeout, SUSPECT as silence.h decides. Final
 //     for this incarnation: what it says later is refused with ABORTED, and its process comes back
 //     under a new one.
-//   6 the coordinator was restarted: the agent has readoption_limit to open its stream.
+//   6 the coordinator was restarted: the agent has readoption_limit to open its stream; where it
+//     works only for jobs that must recover anyway, its timeout and readoption_margin.
 //   An agent that says goodbye is forgotten at once.
 //
 // Apart from that a worker may be held back from new ranks (membership_hold.cc), which outlives
@@ -131,6 +132,9 @@ struct MembershipOptions {
   absl::Duration join_timeout = absl::Seconds(10);
   absl::Duration silence_limit = absl::Seconds(60);     // see silence.h
   absl::Duration readoption_limit = absl::Seconds(60);  // after a restart of the coordinator
+  // What an agent needs to come back, beyond its heartbeat timeout: an attempt to connect that hung
+  // when the coordinator came (2 s) and the longest pause between two (1 s).
+  absl::Duration readoption_margin = absl::Seconds(3);
   int max_agents = 32'768;
   int max_workers = 32'768;
   int max_workers_per_agent = 1'024;
@@ -142,6 +146,9 @@ struct MembershipOptions {
 struct JobSilence {
   bool trains = true;                           // its trainers should make progress
   absl::Duration patience = absl::Minutes(10);  // how long it may go without any now
+  // It has failed and none of its ranks trains: whoever is missing keeps all others waiting, and to
+  // give it up costs no recovery that would not be there without.
+  bool recovers = false;
 };
 using JobSilenceOf = std::function<JobSilence(const std::string& job_id)>;
 
@@ -256,6 +263,8 @@ class Membership {
     std::optional<std::string> lost;
   };
   Look LookNow(Agent* agent, absl::Time now, const JobSilenceOf& job_silence);
+  // All jobs that it works for recover.
+  static bool OnlyRecovers(const Agent& agent, const JobSilenceOf& job_silence);
   SilenceDecision Judge(const Agent& agent, absl::Time now, const JobSilenceOf& job_silence) const;
   void Shift(absl::Duration by);
   void SaveAgent(const std::string& incarnation, DurableChanges* changes) const;

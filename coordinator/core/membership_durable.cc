@@ -1,4 +1,5 @@
 // Membership's part that says what must outlive the coordinator, and takes it up again.
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/match.h"
@@ -159,7 +160,8 @@ absl::Status Membership::RestoreAgent(const std::string& key, const std::string&
   agent.resumes_reports = true;
   agent.awaited_until = now + options_.readoption_limit;
   ++num_awaited_;
-  LookAt(&agent, *agent.awaited_until);
+  LookAt(&agent,
+         std::min(*agent.awaited_until, now + timeout_of(agent) + options_.readoption_margin));
   return absl::OkStatus();
 }
 

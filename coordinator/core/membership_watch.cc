@@ -57,8 +57,13 @@ Membership::Look Membership::LookNow(Agent* agent, absl::Time now,
     return {now, absl::StrCat("no sign of life for ", absl::FormatDuration(quiet),
                               ", its stream was not opened")};
   }
-  if (agent->awaited_until.has_value() && now <= *agent->awaited_until) {
-    return {*agent->awaited_until, {}};
+  const bool awaited = agent->awaited_until.has_value();
+  if (awaited && now <= *agent->awaited_until) {
+    const absl::Duration timeout = timeout_of(*agent);
+    const absl::Time soon = agent->last_sign + timeout + options_.readoption_margin;
+    if (now <= soon || !OnlyRecovers(*agent, job_silence)) {
+      return {std::min(now <= soon ? soon : now + timeout, *agent->awaited_until), {}};
+    }
   }
   const absl::Duration suspicious = suspect_after(*agent);
   if (quiet <= suspicious && agent->state == AgentState::kAlive) {
@@ -71,9 +76,23 @@ Membership::Look Membership::LookNow(Agent* agent, absl::Time now,
   const absl::Duration timeout = timeout_of(*agent);
   if (quiet <= timeout) return {agent->last_sign + timeout, {}};
   const SilenceDecision decision = Judge(*agent, now, job_silence);
-  if (decision.lost) return {now, decision.reason};
+  if (decision.lost) {
+    return {now,
+            absl::StrCat(awaited ? "it did not come back after the coordinator's restart: " : "",
+                         decision.reason)};
+  }
   agent->reason = decision.reason;
   return {now + timeout / 5, {}};
+}
+
+bool Membership::OnlyRecovers(const Agent& agent, const JobSilenceOf& job_silence) {
+  bool any = false;
+  for (const Agent::Held& job : agent.jobs) {
+    const JobSilence facts = job_silence ? job_silence(job.job_id) : JobSilence{};
+    if (facts.trains && !facts.recovers) return false;
+    any = any || facts.recovers;
+  }
+  return any;
 }
 
 SilenceDecision Membership::Judge(const Agent& agent, absl::Time now,

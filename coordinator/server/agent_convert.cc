@@ -1,10 +1,13 @@
 #include "coordinator/server/agent_convert.h"
 
+#include <optional>
+#include <type_traits>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/status.h"
 #include "common/rpc/convert.h"
+#include "common/rpc/report_convert.h"
 
 namespace muster {
 namespace {
@@ -24,92 +27,29 @@ ProbeReport FromProbe(const v1::ProbeReport& probe, int64_t epoch) {
                      .running = probe.running(),
                      .process_state = probe.process_state(),
                      .cpu_ms = probe.cpu_ms()};
-  if (!probe.has_reply()) return report;
-  ProbeReplyMessage& reply = report.reply.emplace();
-  reply.epoch = epoch;
-  reply.request = probe.request();
-  reply.iteration = probe.reply().iteration();
-  reply.phase = probe.reply().phase();
-  reply.thread_cpu_ms = probe.reply().thread_cpu_ms();
-  for (const v1::OpArrival& op : probe.reply().ops()) {
-    reply.ops.push_back({.group = op.group(),
-                         .ranks = {op.ranks().begin(), op.ranks().end()},
-                         .sequence = op.sequence(),
-                         .operation = op.operation(),
-                         .done = op.done(),
-                         .age_ms = op.age_ms()});
-  }
+  if (probe.has_reply()) report.reply = FromProto(probe.reply(), probe, epoch);
   return report;
 }
 
-DeviceCheck FromCheck(const v1::DeviceCheck& check) {
-  return {.device = check.device(),
-          .kind = check.kind(),
-          .serial = check.serial(),
-          .fingerprint = check.fingerprint(),
-          .copy_gb_per_s = check.copy_gb_per_s(),
-          .elapsed_ms = check.elapsed_ms(),
-          .error = check.error(),
-          .not_run = check.not_run()};
-}
-
 absl::StatusOr<ReportBody> BodyOf(const v1::TrainerReport& report) {
-  const int64_t epoch = report.epoch();
-  switch (report.report_case()) {
-    case v1::TrainerReport::kPhase:
-      return PhaseMessage{epoch, report.phase().phase(), report.phase().detail()};
-    case v1::TrainerReport::kUniqueId:
-      return PublishUniqueIdMessage{epoch, report.unique_id().id()};
-    case v1::TrainerReport::kStep:
-      return FromProto(report.step(), epoch);
-    case v1::TrainerReport::kEvaluation:
-      return EvaluationMessage{.epoch = epoch,
-                               .iteration = report.evaluation().iteration(),
-                               .split = report.evaluation().split(),
-                               .lm_loss = report.evaluation().lm_loss(),
-                               .ppl = report.evaluation().ppl(),
-                               .final = report.evaluation().final()};
-    case v1::TrainerReport::kCheckpoint:
-      return CheckpointMessage{.epoch = epoch,
-                               .iteration = report.checkpoint().iteration(),
-                               .path = report.checkpoint().path(),
-                               .ok = report.checkpoint().ok(),
-                               .error = report.checkpoint().error(),
-                               .elapsed_ms = report.checkpoint().elapsed_ms()};
-    case v1::TrainerReport::kEvent:
-      return EventMessage{epoch, report.event().kind(), report.event().text()};
-    case v1::TrainerReport::kDone:
-      return DoneMessage{epoch, report.done().exit_code(), report.done().reason()};
-    case v1::TrainerReport::kFailed:
-      return FailedMessage{epoch, report.failed().reason(), report.failed().collective()};
-    case v1::TrainerReport::kExited:
-      return FromExited(report.exited());
-    case v1::TrainerReport::kLog:
-      return LogLines{{report.log().lines().begin(), report.log().lines().end()}};
-    case v1::TrainerReport::kRestored:
-      return RestoredMessage{.epoch = epoch,
-                             .iteration = report.restored().iteration(),
-                             .source = report.restored().source(),
-                             .text = report.restored().text(),
-                             .form_ms = report.restored().form_ms(),
-                             .state_ms = report.restored().state_ms(),
-                             .bytes = report.restored().bytes()};
-    case v1::TrainerReport::kRankTimes:
-      return RankTimesMessage{.epoch = epoch,
-                              .iteration = report.rank_times().iteration(),
-                              .steps = report.rank_times().steps(),
-                              .compute_ms = report.rank_times().compute_ms(),
-                              .communication_wait_ms = report.rank_times().communication_wait_ms(),
-                              .data_ms = report.rank_times().data_ms()};
-    case v1::TrainerReport::kExamine:
-      return ExamineMessage{epoch, report.examine().iteration(), report.examine().json()};
-    case v1::TrainerReport::kProbe:
-      return FromProbe(report.probe(), epoch);
-    case v1::TrainerReport::kDeviceCheck:
-      return FromCheck(report.device_check());
-    case v1::TrainerReport::REPORT_NOT_SET:
-      break;
+  std::optional<ReportBody> body;
+  if (std::optional<TrainerToAgent> message = MessageOf(report)) {
+    std::visit(
+        [&body](auto&& said) {
+          using Message = std::decay_t<decltype(said)>;
+          if constexpr (std::is_constructible_v<ReportBody, Message>) body = std::move(said);
+        },
+        *std::move(message));
+  } else if (report.has_exited()) {
+    body = FromExited(report.exited());
+  } else if (report.has_log()) {
+    body = LogLines{{report.log().lines().begin(), report.log().lines().end()}};
+  } else if (report.has_probe()) {
+    body = FromProbe(report.probe(), report.epoch());
+  } else if (report.has_device_check()) {
+    body = FromProto(report.device_check());
   }
+  if (body.has_value()) return *std::move(body);
   return absl::InvalidArgumentError(absl::StrCat("a report of rank ", report.rank(), " of ",
                                                  report.job_id(), " has no body known here"));
 }
@@ -142,6 +82,8 @@ v1::DirectiveKind ToKind(Directive::Kind kind) {
       return v1::DIRECTIVE_KIND_TRACE;
     case Directive::Kind::kReform:
       return v1::DIRECTIVE_KIND_REFORM;
+    case Directive::Kind::kCheckpointAndExit:
+      return v1::DIRECTIVE_KIND_CHECKPOINT_AND_EXIT;
   }
   return v1::DIRECTIVE_KIND_UNSPECIFIED;
 }
@@ -191,7 +133,7 @@ absl::StatusOr<RegisterAgent> FromProto(const v1::RegisterRequest& request,
          .device = worker.device(),
          .kind = worker.kind() == v1::DEVICE_KIND_CPU ? DeviceKind::kCpu : DeviceKind::kCuda,
          .index = worker.index()});
-    if (worker.has_check()) agent.checks.push_back(FromCheck(worker.check()));
+    if (worker.has_check()) agent.checks.push_back(FromProto(worker.check()));
   }
   // Of all workers or of none: they are told apart by their places.
   if (agent.checks.size() != agent.workers.size()) agent.checks.clear();
@@ -234,6 +176,10 @@ v1::ConnectResponse ToProto(const AgentMessage& message) {
     to->set_kind(ToKind(directive->directive.kind));
     to->set_reason(directive->directive.reason);
     if (directive->directive.iterations) to->set_iterations(*directive->directive.iterations);
+    if (directive->directive.kind == Directive::Kind::kCheckpointAndExit) {
+      to->set_iteration(directive->directive.iteration);
+      to->set_exit_code(directive->directive.exit_code);
+    }
   } else if (const auto* abort = std::get_if<AbortBroadcast>(&message)) {
     proto.mutable_abort()->set_job_id(abort->job_id);
     proto.mutable_abort()->set_epoch(abort->epoch);
@@ -279,66 +225,6 @@ v1::WorkerStatus ToProto(const Worker& worker, const Agent& agent, absl::Time no
   *proto.mutable_since_last_heartbeat() = ToProto(now - agent.last_sign);
   proto.set_version(agent.version);
   proto.set_reason(agent.reason);
-  return proto;
-}
-
-StepMessage FromProto(const v1::StepReport& step, int64_t epoch) {
-  StepMessage message;
-  message.epoch = epoch;
-  message.iteration = step.iteration();
-  message.consumed_samples = step.consumed_samples();
-  if (step.has_lm_loss()) message.lm_loss = step.lm_loss();
-  message.loss_text = step.loss_text();
-  if (step.has_grad_norm()) message.grad_norm = step.grad_norm();
-  if (step.has_num_zeros()) message.num_zeros = step.num_zeros();
-  if (step.has_params_norm()) message.params_norm = step.params_norm();
-  if (step.has_load_balancing_loss()) message.load_balancing_loss = step.load_balancing_loss();
-  if (step.has_seq_load_balancing_loss())
-    message.seq_load_balancing_loss = step.seq_load_balancing_loss();
-  if (step.has_global_load_balancing_loss())
-    message.global_load_balancing_loss = step.global_load_balancing_loss();
-  if (step.has_z_loss()) message.z_loss = step.z_loss();
-  message.learning_rate = step.learning_rate();
-  message.loss_scale = step.loss_scale();
-  message.elapsed_ms = step.elapsed_ms();
-  message.tokens_per_s = step.tokens_per_s();
-  message.tflops_per_device = step.tflops_per_device();
-  message.skipped = step.skipped();
-  message.num_floating_point_operations_so_far = step.num_floating_point_operations_so_far();
-  message.memory_bytes = step.memory_bytes();
-  message.applied_directive = step.applied_directive();
-  message.global_batch_size = step.global_batch_size();
-  message.timers_ms = {step.timers_ms().begin(), step.timers_ms().end()};
-  return message;
-}
-
-v1::StepReport ToProto(const StepMessage& step) {
-  v1::StepReport proto;
-  proto.set_iteration(step.iteration);
-  proto.set_consumed_samples(step.consumed_samples);
-  if (step.lm_loss.has_value()) proto.set_lm_loss(*step.lm_loss);
-  proto.set_loss_text(step.loss_text);
-  if (step.grad_norm.has_value()) proto.set_grad_norm(*step.grad_norm);
-  if (step.num_zeros.has_value()) proto.set_num_zeros(*step.num_zeros);
-  if (step.params_norm.has_value()) proto.set_params_norm(*step.params_norm);
-  if (step.load_balancing_loss.has_value())
-    proto.set_load_balancing_loss(*step.load_balancing_loss);
-  if (step.seq_load_balancing_loss.has_value())
-    proto.set_seq_load_balancing_loss(*step.seq_load_balancing_loss);
-  if (step.global_load_balancing_loss.has_value())
-    proto.set_global_load_balancing_loss(*step.global_load_balancing_loss);
-  if (step.z_loss.has_value()) proto.set_z_loss(*step.z_loss);
-  proto.set_learning_rate(step.learning_rate);
-  proto.set_loss_scale(step.loss_scale);
-  proto.set_elapsed_ms(step.elapsed_ms);
-  proto.set_tokens_per_s(step.tokens_per_s);
-  proto.set_tflops_per_device(step.tflops_per_device);
-  proto.set_skipped(step.skipped);
-  proto.set_num_floating_point_operations_so_far(step.num_floating_point_operations_so_far);
-  proto.set_memory_bytes(step.memory_bytes);
-  proto.set_applied_directive(step.applied_directive);
-  proto.set_global_batch_size(step.global_batch_size);
-  proto.mutable_timers_ms()->insert(step.timers_ms.begin(), step.timers_ms.end());
   return proto;
 }
 

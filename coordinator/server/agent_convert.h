@@ -16,7 +16,5 @@ absl::StatusOr<RegisterAgent> FromProto(const v1::RegisterRequest& request,
 absl::StatusOr<ReportBatch> FromProto(const v1::ReportBatch& batch, StreamId stream);
 v1::ConnectResponse ToProto(const AgentMessage& message);
 v1::WorkerStatus ToProto(const Worker& worker, const Agent& agent, absl::Time now);
-StepMessage FromProto(const v1::StepReport& step, int64_t epoch);
-v1::StepReport ToProto(const StepMessage& step);
 
 }  // namespace muster

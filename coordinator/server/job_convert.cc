@@ -2,11 +2,13 @@
 
 #include <algorithm>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/rpc/convert.h"
+#include "common/rpc/report_convert.h"
 #include "common/schedule/eval_schedule.h"
 #include "common/schedule/from_spec.h"
-#include "coordinator/server/agent_convert.h"
+#include "coordinator/core/drain_text.h"
 
 namespace muster {
 namespace {
@@ -147,7 +149,8 @@ void FillHeldBack(const JobMachine& job, const Membership& members, v1::JobStatu
     if (!tell) continue;
     v1::HeldWorker* to = proto->add_held_back();
     to->set_worker(name);
-    to->set_why(worker.hold.Text());
+    const std::string drain = DrainText(job, worker);
+    to->set_why(drain.empty() ? worker.hold.Text() : absl::StrCat(worker.hold.Text(), "; ", drain));
   }
 }
 

@@ -6,19 +6,29 @@
 #include "common/rpc/convert.h"
 #include "common/runtime/log.h"
 #include "common/topology/placement.h"
+#include "coordinator/core/drain_text.h"
 #include "coordinator/server/agent_convert.h"
 
 namespace muster {
 namespace {
 
+v1::WorkerStatus StatusOf(const Coordinator& core, const Worker& worker, absl::Time now) {
+  v1::WorkerStatus status = ToProto(worker, *core.membership().AgentOf(worker.info.name), now);
+  if (!status.reason().empty() || !worker.assignment.has_value()) return status;
+  const JobMachine* job = core.FindJob(worker.assignment->job_id);
+  if (job != nullptr) status.set_reason(DrainText(*job, worker));
+  return status;
+}
+
 // The worker, or all of the node. None that is known by its hold only.
-std::vector<v1::WorkerStatus> Named(const Membership& members, const std::string& name,
+std::vector<v1::WorkerStatus> Named(const Coordinator& core, const std::string& name,
                                     absl::Time now) {
+  const Membership& members = core.membership();
   std::vector<v1::WorkerStatus> found;
   const auto names = members.WorkersNamed(name);
   for (const std::string& worker : names.ok() ? *names : std::vector<std::string>{}) {
     const Worker* entry = members.FindWorker(worker);
-    if (entry != nullptr) found.push_back(ToProto(*entry, *members.AgentOf(worker), now));
+    if (entry != nullptr) found.push_back(StatusOf(core, *entry, now));
   }
   return found;
 }
@@ -73,7 +83,7 @@ grpc::ServerUnaryReactor* MembershipServiceImpl::DrainWorker(grpc::CallbackServe
                 gate_->Read(call, [call, response, name](const absl::Status& status,
                                                          const Coordinator& core, absl::Time now) {
                   if (!call->Claim()) return;
-                  for (v1::WorkerStatus& worker : Named(core.membership(), name, now)) {
+                  for (v1::WorkerStatus& worker : Named(core, name, now)) {
                     if (!response->has_worker()) *response->mutable_worker() = worker;
                     *response->add_workers() = std::move(worker);
                   }
@@ -94,7 +104,7 @@ grpc::ServerUnaryReactor* MembershipServiceImpl::CordonWorker(
                 gate_->Read(call, [call, response, name](const absl::Status& status,
                                                          const Coordinator& core, absl::Time now) {
                   if (!call->Claim()) return;
-                  for (v1::WorkerStatus& worker : Named(core.membership(), name, now)) {
+                  for (v1::WorkerStatus& worker : Named(core, name, now)) {
                     *response->add_workers() = std::move(worker);
                   }
                   call->Finish(ToGrpc(status));
@@ -111,7 +121,7 @@ grpc::ServerUnaryReactor* MembershipServiceImpl::ListWorkers(grpc::CallbackServe
       call, [call, response](const absl::Status& status, const Coordinator& core, absl::Time now) {
         if (!call->Claim()) return;
         for (const auto& [name, worker] : core.membership().workers()) {
-          *response->add_workers() = ToProto(worker, *core.membership().AgentOf(name), now);
+          *response->add_workers() = StatusOf(core, worker, now);
         }
         std::sort(response->mutable_workers()->pointer_begin(),
                   response->mutable_workers()->pointer_end(),

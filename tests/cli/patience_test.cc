@@ -81,5 +81,34 @@ TEST(DescribeEndTest, SaysWhatToDoNext) {
   }
 }
 
+v1::JobStatus EndedJob(v1::JobState state, const std::string& reason) {
+  v1::JobStatus job;
+  job.set_job_id("job-1");
+  job.set_state(state);
+  job.set_reason(reason);
+  job.mutable_cause()->set_rank(2);
+  job.mutable_cause()->set_worker("b/0");
+  job.mutable_cause()->set_node("b");
+  job.mutable_cause()->set_text("rank 2 (worker b/0, node b): the trainer was killed by signal 9");
+  return job;
+}
+
+TEST(DescribeEndTest, BeginsWithTheFirstCauseAndSaysWhatFollowed) {
+  EXPECT_EQ(DescribeFirstCause(EndedJob(
+                v1::JOB_STATE_FAILED,
+                "rank 2 (worker b/0, node b): the trainer was killed by signal 9; 3 attempts "
+                "followed, the last of which failed: rank 0 (worker a/0, node a): hang")),
+            "job-1 failed: rank 2 (worker b/0, node b): the trainer was killed by signal 9; 3 "
+            "attempts followed, the last of which failed: rank 0 (worker a/0, node a): hang");
+  // A reason that is another one leaves the cause as it is.
+  EXPECT_EQ(DescribeFirstCause(EndedJob(v1::JOB_STATE_FAILED, "connection refused")),
+            "job-1 failed: rank 2 (worker b/0, node b): the trainer was killed by signal 9");
+}
+
+TEST(DescribeEndTest, WhatACancelledJobSurvivedIsNoCause) {
+  EXPECT_EQ(DescribeFirstCause(EndedJob(v1::JOB_STATE_CANCELLED, "cancelled: enough")),
+            "job-1 was cancelled: cancelled: enough");
+}
+
 }  // namespace
 }  // namespace muster

@@ -53,6 +53,7 @@ class SimAgents {
   void OnTrainerStarted(const SimRun& run, int64_t pid);
   void OnTrainerSaid(const SimRun& run, const TrainerToAgent& message);
   void OnTrainerExited(const SimRun& run, const SimExit& exit);
+  void OnTrainerGone(const SimRun& run, const SimExit& exit);
 
   // ---- the judgement
   const std::string& incarnation(int node) const;

@@ -44,6 +44,9 @@ void SimChecks::Written() {
     if (job == nullptr) continue;
     Report(checker_.Check(core, *job));
     if (job->ended()) ended_.emplace(job_id, sim_->steady());
+    if (job->cause().has_value() && causes_[job_id].first != job->cause()->text) {
+      causes_[job_id] = {job->cause()->text, sim_->steady()};
+    }
   }
   touched_.clear();
   if (++num_writes_ % (64 * all_every_) == 0) CompareWithRestored();

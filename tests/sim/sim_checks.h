@@ -45,7 +45,11 @@ class SimChecks {
   void Promises();
   const std::set<std::string>& submitted() const { return known_; }
   bool WasCancelled(const std::string& job_id) const { return cancelled_.contains(job_id); }
-  absl::Duration EndedAt(const std::string& job_id) const { return ended_.at(job_id); }
+  // When its cause was first seen.
+  absl::Duration CauseSeenAt(const std::string& job_id) const {
+    const auto seen = causes_.find(job_id);
+    return seen == causes_.end() ? absl::ZeroDuration() : seen->second.second;
+  }
   int64_t num_checks() const { return num_checks_; }
 
  private:
@@ -71,7 +75,8 @@ class SimChecks {
   std::map<std::string, bool> draining_;
   std::map<std::string, Step> acknowledged_;  // the newest of a job
   std::map<std::string, std::pair<int64_t, JobState>> observed_;
-  bool lost_power_ = false;  // and not restored yet
+  bool lost_power_ = false;                                               // and not restored yet
+  std::map<std::string, std::pair<std::string, absl::Duration>> causes_;  // text, since when
   // Jobs that were seen ended, and when; they may be forgotten.
   std::map<std::string, absl::Duration> ended_;
 };

@@ -71,6 +71,9 @@ class SimCluster {
   SimFaults& faults() { return faults_; }
   SimNetwork& network() { return network_; }
   SimPeople& people() { return people_; }
+  SimTrainers& trainers() { return trainers_; }
+  SimAgents& agents() { return agents_; }
+  SimCoordinatorHost& host() { return host_; }
 
  private:
   void Tick();

@@ -60,8 +60,7 @@ void SimCluster::JudgeJob(const JobMachine& job) {
     // Every step once and in order, whatever was repeated, lost, restored and run again on the way.
     // Reports may be lost with the worker that held them, which is said then.
     int64_t iteration = 0;
-    const auto& steps = job.history().steps();
-    bool told = !steps.empty() && steps.entries().front().value.epoch > 1;  // none came before
+    bool told = false;
     for (const auto& entry : job.history().events().entries()) {
       told |= entry.value.kind == "ledger_gap";
     }
@@ -92,7 +91,7 @@ void SimCluster::JudgeJob(const JobMachine& job) {
     const SimTrainers::World* world = trainers_.FindWorld(job.job_id(), cause.epoch);
     const bool rank_hit = world != nullptr && world->faulted.contains(cause.rank.value_or(-1));
     const bool worker_hit = trainers_.WasHit(cause.worker);
-    if (!rank_hit && !worker_hit && !faults_.Hit(cause.node, checks_.EndedAt(job.job_id())))
+    if (!rank_hit && !worker_hit && !faults_.Hit(cause.node, checks_.CauseSeenAt(job.job_id())))
       bad("blames a healthy rank");
   }
 }

@@ -67,7 +67,8 @@ void SimTrainers::StepWorld(World& world) {
       case Directive::Kind::kReform:
         yields = true;
         break;
-      case Directive::Kind::kTrace:  // changes nothing that the coordinator hears of
+      case Directive::Kind::kTrace:              // changes nothing that the coordinator hears of
+      case Directive::Kind::kCheckpointAndExit:  // of a step that is held: none is here
         break;
     }
   }

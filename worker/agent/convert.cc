@@ -1,6 +1,7 @@
 #include "worker/agent/convert.h"
 
 #include "common/rpc/convert.h"
+#include "common/rpc/report_convert.h"
 
 namespace muster {
 namespace {
@@ -19,6 +20,8 @@ std::optional<Directive::Kind> ToKind(v1::DirectiveKind kind) {
       return Directive::Kind::kTrace;
     case v1::DIRECTIVE_KIND_REFORM:
       return Directive::Kind::kReform;
+    case v1::DIRECTIVE_KIND_CHECKPOINT_AND_EXIT:
+      return Directive::Kind::kCheckpointAndExit;
     default:
       return std::nullopt;
   }
@@ -56,64 +59,10 @@ WelcomeOrder ToWelcome(const v1::Welcome& welcome) {
 struct FillReport {
   v1::TrainerReport* out;
 
-  void operator()(const PhaseMessage& m) {
-    out->mutable_phase()->set_phase(m.phase);
-    out->mutable_phase()->set_detail(m.detail);
-  }
-  void operator()(const PublishUniqueIdMessage& m) { out->mutable_unique_id()->set_id(m.id); }
-  void operator()(const StepMessage& m) {
-    v1::StepReport* step = out->mutable_step();
-    step->set_iteration(m.iteration);
-    step->set_consumed_samples(m.consumed_samples);
-    if (m.lm_loss) step->set_lm_loss(*m.lm_loss);
-    step->set_loss_text(m.loss_text);
-    if (m.grad_norm) step->set_grad_norm(*m.grad_norm);
-    if (m.num_zeros) step->set_num_zeros(*m.num_zeros);
-    if (m.params_norm) step->set_params_norm(*m.params_norm);
-    if (m.load_balancing_loss) step->set_load_balancing_loss(*m.load_balancing_loss);
-    if (m.seq_load_balancing_loss) step->set_seq_load_balancing_loss(*m.seq_load_balancing_loss);
-    if (m.global_load_balancing_loss)
-      step->set_global_load_balancing_loss(*m.global_load_balancing_loss);
-    if (m.z_loss) step->set_z_loss(*m.z_loss);
-    step->set_learning_rate(m.learning_rate);
-    step->set_loss_scale(m.loss_scale);
-    step->set_elapsed_ms(m.elapsed_ms);
-    step->set_tokens_per_s(m.tokens_per_s);
-    step->set_tflops_per_device(m.tflops_per_device);
-    step->set_skipped(m.skipped);
-    step->set_num_floating_point_operations_so_far(m.num_floating_point_operations_so_far);
-    step->set_memory_bytes(m.memory_bytes);
-    step->set_applied_directive(m.applied_directive);
-    step->set_global_batch_size(m.global_batch_size);
-    for (const auto& [name, ms] : m.timers_ms) (*step->mutable_timers_ms())[name] = ms;
-  }
-  void operator()(const EvaluationMessage& m) {
-    v1::EvaluationReport* evaluation = out->mutable_evaluation();
-    evaluation->set_iteration(m.iteration);
-    evaluation->set_split(m.split);
-    evaluation->set_lm_loss(m.lm_loss);
-    evaluation->set_ppl(m.ppl);
-    evaluation->set_final(m.final);
-  }
-  void operator()(const CheckpointMessage& m) {
-    v1::CheckpointReport* checkpoint = out->mutable_checkpoint();
-    checkpoint->set_iteration(m.iteration);
-    checkpoint->set_path(m.path);
-    checkpoint->set_ok(m.ok);
-    checkpoint->set_error(m.error);
-    checkpoint->set_elapsed_ms(m.elapsed_ms);
-  }
-  void operator()(const EventMessage& m) {
-    out->mutable_event()->set_kind(m.kind);
-    out->mutable_event()->set_text(m.text);
-  }
-  void operator()(const DoneMessage& m) {
-    out->mutable_done()->set_exit_code(m.exit_code);
-    out->mutable_done()->set_reason(m.reason);
-  }
-  void operator()(const FailedMessage& m) {
-    out->mutable_failed()->set_reason(m.reason);
-    out->mutable_failed()->set_collective(m.collective);
+  // What the trainer said itself.
+  template <typename Message>
+  void operator()(const Message& m) {
+    SetBody(m, out);
   }
   void operator()(const TrainerExited& m) {
     v1::ExitedReport* exited = out->mutable_exited();
@@ -128,47 +77,13 @@ struct FillReport {
     exited->set_pid(m.pid);
     exited->set_oom_killed(m.oom_killed);
   }
-  void operator()(const RestoredMessage& m) {
-    v1::RestoredReport* restored = out->mutable_restored();
-    restored->set_iteration(m.iteration);
-    restored->set_source(m.source);
-    restored->set_text(m.text);
-    restored->set_form_ms(m.form_ms);
-    restored->set_state_ms(m.state_ms);
-    restored->set_bytes(m.bytes);
-  }
-  void operator()(const RankTimesMessage& m) {
-    v1::RankTimesReport* times = out->mutable_rank_times();
-    times->set_iteration(m.iteration);
-    times->set_steps(m.steps);
-    times->set_compute_ms(m.compute_ms);
-    times->set_communication_wait_ms(m.communication_wait_ms);
-    times->set_data_ms(m.data_ms);
-  }
-  void operator()(const ExamineMessage& m) {
-    out->mutable_examine()->set_iteration(m.iteration);
-    out->mutable_examine()->set_json(m.json);
-  }
   void operator()(const TrainerProbed& m) {
     v1::ProbeReport* probe = out->mutable_probe();
     probe->set_request(m.request);
     probe->set_running(m.running);
     probe->set_process_state(m.process_state);
     probe->set_cpu_ms(m.cpu_ms);
-    if (!m.reply) return;
-    v1::ProbeReply* reply = probe->mutable_reply();
-    reply->set_iteration(m.reply->iteration);
-    reply->set_phase(m.reply->phase);
-    reply->set_thread_cpu_ms(m.reply->thread_cpu_ms);
-    for (const OpArrival& op : m.reply->ops) {
-      v1::OpArrival* added = reply->add_ops();
-      added->set_group(op.group);
-      added->mutable_ranks()->Add(op.ranks.begin(), op.ranks.end());
-      added->set_sequence(op.sequence);
-      added->set_operation(op.operation);
-      added->set_done(op.done);
-      added->set_age_ms(op.age_ms);
-    }
+    if (m.reply) *probe->mutable_reply() = ToProto(*m.reply);
   }
   void operator()(const DeviceCheck& m) { *out->mutable_device_check() = ToProto(m); }
   void operator()(const NodeLogLines& m) {
@@ -226,6 +141,8 @@ std::optional<CoordinatorOrder> ToOrder(const v1::ConnectResponse& response) {
           directive.epoch(),
           {.number = directive.number(), .kind = *kind, .reason = directive.reason()}};
       if (directive.has_iterations()) order.directive.iterations = directive.iterations();
+      order.directive.iteration = directive.iteration();
+      order.directive.exit_code = directive.exit_code();
       return order;
     }
     case v1::ConnectResponse::kAbort:
@@ -247,19 +164,6 @@ std::optional<CoordinatorOrder> ToOrder(const v1::ConnectResponse& response) {
       return std::nullopt;
   }
   return std::nullopt;
-}
-
-v1::DeviceCheck ToProto(const DeviceCheck& check) {
-  v1::DeviceCheck out;
-  out.set_device(check.device);
-  out.set_kind(check.kind);
-  out.set_serial(check.serial);
-  out.set_fingerprint(check.fingerprint);
-  out.set_copy_gb_per_s(check.copy_gb_per_s);
-  out.set_elapsed_ms(check.elapsed_ms);
-  out.set_error(check.error);
-  out.set_not_run(check.not_run);
-  return out;
 }
 
 v1::TrainerReport ToProto(const NodeReport& report) {

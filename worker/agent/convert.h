@@ -13,7 +13,6 @@ namespace muster {
 // nullopt for a message of a kind that this version does not know: it is skipped.
 std::optional<CoordinatorOrder> ToOrder(const v1::ConnectResponse& response);
 v1::TrainerReport ToProto(const NodeReport& report);
-v1::DeviceCheck ToProto(const DeviceCheck& check);
 v1::ReportBatch ToProto(const NodeReportBatch& batch);
 v1::Heartbeat ToProto(int64_t sequence, const std::vector<JobProgress>& progress);
 

@@ -27,6 +27,7 @@ namespace {
 
 // A coordinator that takes a stream and never answers on it is no better than none.
 constexpr absl::Duration kWelcomeLimit = absl::Seconds(30);
+constexpr size_t kMaxShownOrder = 256;  // bytes, in the log
 
 }  // namespace
 
@@ -181,6 +182,10 @@ class CoordinatorClient::Impl {
       if (auto order = ToOrder(response)) {
         if (std::holds_alternative<WelcomeOrder>(*order)) *welcomed = welcomed_ = true;
         callbacks_.on_order(number, *std::move(order));
+      } else {
+        MUSTER_LOG(kError) << "an order of the coordinator is refused: this version does not know "
+                              "its kind: "
+                           << response.ShortDebugString().substr(0, kMaxShownOrder);
       }
       response.Clear();
     }

@@ -2,37 +2,27 @@
 
 #include <signal.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <deque>
-#include <filesystem>
 #include <optional>
-#include <system_error>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
-#include "absl/strings/str_replace.h"
 #include "common/base/status.h"
 #include "common/control/messages.h"
 #include "common/preflight/spec_files.h"
-#include "common/runtime/clock.h"
 #include "common/runtime/log.h"
 #include "common/runtime/mutex.h"
 #include "common/spec/spec_json.h"
+#include "worker/agent/folder_gate.h"
 #include "worker/agent/oom_kills.h"
-#include "worker/agent/shared_folder_check.h"
+#include "worker/agent/trainer_launch.h"
 #include "worker/agent/trainer_process.h"
 
 namespace muster {
 namespace {
-
-constexpr size_t kMaxFolders = 256;  // results of checks that are remembered
-// How long rank 0's mark stays once the job trains. The trainers have met by then, so all agents
-// have seen it; a trainer that does not wait for its peers must not take it away from them.
-constexpr absl::Duration kMarkLife = absl::Seconds(15);
 
 // The spec was validated whole when it was submitted; what can fail here is this machine.
 absl::StatusOr<JobSpec> CheckSpec(const std::string& spec_json, const std::string& node) {
@@ -55,6 +45,8 @@ class TrainerSet::Impl {
       : options_(std::move(options)),
         post_(std::move(post)),
         oom_kills_(options_.oom_file),
+        gate_(options_.node, options_.ask,
+              [this](std::vector<StartTrainerAction> starts) { Again(std::move(starts)); }),
         launcher_([this] { Launch(); }) {}
 
   ~Impl() {
@@ -65,11 +57,9 @@ class TrainerSet::Impl {
     }
     launcher_.join();
     std::map<std::string, Entry> entries;
-    std::map<std::string, Folder> folders;
     {
       MutexLock lock(&mu_);
       entries.swap(entries_);
-      folders.swap(folders_);
     }
     // Each destructor kills, reaps and waits for the callbacks; not under the lock.
   }
@@ -106,16 +96,8 @@ class TrainerSet::Impl {
       EndProcess(*entry, grace);
       return;
     }
-    // If it waits for its folder's check, it waits no longer.
-    for (auto& [job_id, folder] : folders_) {
-      const auto is_it = [&](const StartTrainerAction& held) {
-        return held.worker == worker && held.run == run;
-      };
-      const auto found = std::find_if(folder.held.begin(), folder.held.end(), is_it);
-      if (found == folder.held.end()) continue;
-      starts_.push_back(std::move(*found));
-      folder.held.erase(found);
-    }
+    if (std::optional<StartTrainerAction> held = gate_.TakeHeld(worker, run))
+      starts_.push_back(*std::move(held));
     changed_.NotifyAll();
   }
 
@@ -141,14 +123,6 @@ class TrainerSet::Impl {
     int64_t run = 0;
     std::unique_ptr<TrainerProcess> process;  // null until it was started
     std::string end_reason;                   // not empty: it is to end
-  };
-
-  // checkpoint.save of a job, as far as this node has to ask about it.
-  struct Folder {
-    std::unique_ptr<SharedFolderCheck> check;  // until the trainers train, or one has ended
-    std::optional<absl::Status> result;
-    std::vector<StartTrainerAction> held;  // until there is a result
-    std::optional<absl::Duration> end_at;  // of the check
   };
 
   Entry* Find(const std::string& worker, int64_t run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) {
@@ -179,7 +153,7 @@ class TrainerSet::Impl {
       if (action.launch == nullptr) continue;
       absl::StatusOr<JobSpec> spec = Prepare(action);
       if (spec.ok()) {
-        const std::optional<absl::Status> folder = AskFolder(action, *spec);
+        const std::optional<absl::Status> folder = AskGate(action, *spec);
         if (!folder) continue;  // held until it is known
         if (!folder->ok()) spec = *folder;
       }
@@ -213,92 +187,34 @@ class TrainerSet::Impl {
   }
 
   // nullopt: not known yet; the action comes back once it is.
-  std::optional<absl::Status> AskFolder(const StartTrainerAction& action, const JobSpec& spec) {
-    const FolderRole role = FolderRoleOf(*action.launch, spec.checkpoint.save);
-    const std::string& job_id = action.launch->job_id;
-    MutexLock lock(&mu_);
+  std::optional<absl::Status> AskGate(const StartTrainerAction& action, const JobSpec& spec) {
+    MutexLock lock(&mu_);  // an End that comes now finds it held back
     if (absl::Status wanted = CheckWanted(action); !wanted.ok()) return wanted;
-    if (role == FolderRole::kNone) {
-      // Later attempts do not ask, but a folder that was found to be another's is so still.
-      const auto found = folders_.find(job_id);
-      const bool is_wrong = found != folders_.end() && found->second.result &&
-                            !found->second.result->ok() &&
-                            !absl::IsCancelled(*found->second.result);
-      return is_wrong ? found->second.result : absl::OkStatus();
-    }
-    if (folders_.size() > kMaxFolders) {
-      std::erase_if(folders_, [](const auto& entry) {
-        return entry.second.result.has_value() && entry.second.check == nullptr;
-      });
-    }
-    Folder& folder = folders_[job_id];
-    if (folder.result) return folder.result;
-    folder.held.push_back(action);
-    if (folder.check != nullptr) return std::nullopt;
-    folder.check = std::make_unique<SharedFolderCheck>(
-        SharedFolderCheck::Options{.role = role,
-                                   .node = options_.node,
-                                   .folder = *spec.checkpoint.save,
-                                   .job_id = job_id,
-                                   .epoch = action.launch->epoch,
-                                   .ask = options_.ask},
-        [this, job_id](absl::Status result) { NoteFolder(job_id, std::move(result)); });
-    return std::nullopt;
+    return gate_.Ask(action, spec);
   }
 
-  void NoteFolder(const std::string& job_id, absl::Status result) {
-    if (!result.ok() && !absl::IsCancelled(result)) {
-      MUSTER_LOG(kError) << result.message() << " job=" << job_id;
-    }
+  void Again(std::vector<StartTrainerAction> starts) {
     MutexLock lock(&mu_);
-    const auto found = folders_.find(job_id);
-    if (found == folders_.end() || found->second.result) return;
-    found->second.result = std::move(result);
-    for (StartTrainerAction& held : found->second.held) starts_.push_back(std::move(held));
-    found->second.held.clear();
+    for (StartTrainerAction& start : starts) starts_.push_back(std::move(start));
     changed_.NotifyAll();
   }
 
-  // A trainer of the job trains, or (`now`) its attempt is over.
   void EndFolderCheck(const std::string& job_id, bool now) {
+    std::unique_ptr<SharedFolderCheck> check = gate_.EndCheck(job_id, now);
+    if (check == nullptr) return;
     MutexLock lock(&mu_);
-    const auto found = folders_.find(job_id);
-    if (found == folders_.end()) return;
-    Folder& folder = found->second;
-    if (folder.check == nullptr) return;
-    if (!folder.result) {
-      if (!now || !folder.held.empty()) return;  // somebody still waits for it
-      folder.result = absl::CancelledError("the attempt is over");
-    }
-    if (!folder.end_at) folder.end_at = clock_.Steady() + kMarkLife;
-    if (!now && clock_.Steady() < *folder.end_at) return;
-    over_.push_back(std::move(folder.check));
+    over_.push_back(std::move(check));
     changed_.NotifyAll();
   }
 
   absl::StatusOr<int64_t> Launch(const StartTrainerAction& action, const JobSpec& spec) {
-    const std::string folder = absl::StrCat(
-        options_.log_folder, "/", absl::StrReplaceAll(action.launch->job_id, {{"/", "_"}}));
-    std::error_code error;
-    std::filesystem::create_directories(folder, error);
-    const std::string problem =
-        error ? absl::StrCat("the log folder ", folder, " can't be made: ", error.message()) : "";
-    const bool disk_is_full = error == std::errc::no_space_on_device || error.value() == EDQUOT;
-    if (error && !disk_is_full) return absl::UnavailableError(problem);
-    if (disk_is_full) post_({action.worker, action.run, RunEvent::Note{"log_failed", problem}});
-    TrainerProcess::Options options{
-        .program = options_.program,
-        .env = {{"OMP_NUM_THREADS", absl::StrCat(action.assignment.num_threads)},
-                {"MUSTER_WORKER", action.worker}},  // for the trainer's log lines
-        .log_path = disk_is_full ? ""
-                    : action.assignment.rank < 0
-                        ? absl::StrCat(folder, "/spare-",
-                                       absl::StrReplaceAll(action.worker, {{"/", "_"}}), ".log")
-                        : absl::StrFormat("%s/rank-%05d.log", folder, action.assignment.rank),
-        .max_control_line = kMaxControlLine};
-    for (const auto& [name, value] : spec.resources.env) options.env[name] = value;
-    Bind(action.worker, action.assignment.num_threads, &options);
-
+    ASSIGN_OR_RETURN(TrainerLaunch launch, PrepareLaunch(action, spec,
+                                                         {.program = options_.program,
+                                                          .log_folder = options_.log_folder,
+                                                          .cores = options_.cores}));
+    if (!launch.log_problem.empty())
+      post_({action.worker, action.run, RunEvent::Note{"log_failed", launch.log_problem}});
+    TrainerProcess::Options& options = launch.process;
     const std::string bound_to = CpuList(options.cpus);
     MutexLock lock(&mu_);
     RETURN_IF_ERROR(CheckWanted(action));
@@ -314,21 +230,11 @@ class TrainerSet::Impl {
     return entry->process->pid();
   }
 
-  // A job that asks for more threads than its worker has cores keeps all of the node's: it knows
-  // that the others are idle.
-  void Bind(const std::string& worker, int num_threads, TrainerProcess::Options* options) const {
-    const auto found = options_.cores.find(worker);
-    if (found == options_.cores.end()) return;
-    const WorkerCores& cores = found->second;
-    if (num_threads > static_cast<int>(cores.cpus.size())) return;
-    options->cpus = cores.cpus;
-    options->memory_node = cores.numa_node;
-  }
-
   TrainerProcess::Callbacks CallbacksFor(const StartTrainerAction& action) {
     const std::string worker = action.worker;
     const int64_t run = action.run;
     const std::string job_id = action.launch->job_id;
+    const auto told = std::make_shared<bool>(false);  // its end; on the process's thread only
     return {
         .on_message =
             [this, worker, run, job_id](std::string line) {
@@ -353,37 +259,50 @@ class TrainerSet::Impl {
               MUSTER_LOG(kWarning) << text << " worker=" << worker;
               post_({worker, run, RunEvent::Note{"log_failed", std::move(text)}});
             },
+        .on_dying =
+            [this, worker, run, job_id, told](TrainerExit exit) {
+              *told = true;
+              MUSTER_LOG(kInfo) << "trainer is dying: " << exit.Describe() << " worker=" << worker
+                                << " job=" << job_id;
+              post_({worker, run, RunEvent::Dying{ExitedWith(std::move(exit))}});
+            },
         .on_exit =
-            [this, worker, run, job_id, epoch = action.launch->epoch,
+            [this, worker, run, job_id, told, epoch = action.launch->epoch,
              rank = action.assignment.rank](TrainerExit exit) {
               MUSTER_LOG(kInfo) << "trainer ended: " << exit.Describe() << " worker=" << worker
                                 << " job=" << job_id << " epoch=" << epoch << " rank=" << rank;
               EndFolderCheck(job_id, /*now=*/true);
-              const bool killed_by_kernel =
-                  exit.signal == SIGKILL && exit.error.empty() && oom_kills_.TakeOne();
-              if (!exit.error.empty()) {
-                exit.last_log_lines.push_back(
-                    absl::StrCat("(killed by its agent: ", exit.error, ")"));
+              if (*told) {
+                post_({worker, run, TrainerExited{.exit_code = exit.code, .signal = exit.signal}});
+              } else {
+                post_({worker, run, ExitedWith(std::move(exit))});
               }
-              post_({worker, run,
-                     TrainerExited{.exit_code = exit.code,
-                                   .signal = exit.signal,
-                                   .last_log_lines = std::move(exit.last_log_lines),
-                                   .oom_killed = killed_by_kernel}});
             }};
+  }
+
+  // To be called once a trainer: a kill of the kernel's is counted for one only.
+  TrainerExited ExitedWith(TrainerExit exit) {
+    const bool killed_by_kernel =
+        exit.signal == SIGKILL && exit.error.empty() && oom_kills_.TakeOne();
+    if (!exit.error.empty()) {
+      exit.last_log_lines.push_back(absl::StrCat("(killed by its agent: ", exit.error, ")"));
+    }
+    return {.exit_code = exit.code,
+            .signal = exit.signal,
+            .last_log_lines = std::move(exit.last_log_lines),
+            .oom_killed = killed_by_kernel};
   }
 
   const Options options_;
   const std::function<void(RunEvent)> post_;
-  RealClock clock_;
   OomKills oom_kills_;
   Mutex mu_;
   CondVar changed_;
   bool ending_ ABSL_GUARDED_BY(mu_) = false;
   std::map<std::string, Entry> entries_ ABSL_GUARDED_BY(mu_);  // by worker
   std::deque<StartTrainerAction> starts_ ABSL_GUARDED_BY(mu_);
-  std::map<std::string, Folder> folders_ ABSL_GUARDED_BY(mu_);  // by job
   std::vector<std::unique_ptr<SharedFolderCheck>> over_ ABSL_GUARDED_BY(mu_);
+  FolderGate gate_;
   std::thread launcher_;
 };
 

@@ -8,6 +8,7 @@
 #include <ATen/ops/full.h>
 
 #include "common/base/check.h"
+#include "worker/model/parameter_init.h"
 
 namespace muster {
 namespace {
@@ -47,7 +48,9 @@ ParameterPtr MakeParameter(LayerBuild& build, std::string name, std::vector<int6
     parameter->partition_stride = partition.stride;
   }
   const auto options = at::TensorOptions().device(build.device);
-  if (init.kind == InitMethod::Kind::kNormal) {
+  if (WithoutParameterInit::active()) {
+    parameter->data = at::empty(shape, options.dtype(build.dtype));
+  } else if (init.kind == InitMethod::Kind::kNormal) {
     // fp64 jobs draw in fp32 too, so that they start from the weights of the fp32 job.
     parameter->data = at::empty(shape, options.dtype(at::kFloat))
                           .normal_(0.0, init.std, RegionOf(build, partition))

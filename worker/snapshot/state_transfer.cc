@@ -24,7 +24,7 @@ namespace {
 struct Member {
   std::vector<TransferSlice> gives, wants;
   std::set<std::string> gives_texts;
-  std::vector<std::string> wants_texts;
+  std::vector<std::string> wants_texts, likes_texts;
   int64_t max_bytes = 0;
 };
 
@@ -50,8 +50,10 @@ absl::StatusOr<std::string> EncodeMember(const TransferRequest& request) {
   }
   out.Number(static_cast<int64_t>(request.gives_texts.size()));
   for (const auto& [key, text] : request.gives_texts) out.Text(key);
-  out.Number(static_cast<int64_t>(request.wants_texts.size()));
-  for (const std::string& key : request.wants_texts) out.Text(key);
+  for (const auto* keys : {&request.wants_texts, &request.likes_texts}) {
+    out.Number(static_cast<int64_t>(keys->size()));
+    for (const std::string& key : *keys) out.Text(key);
+  }
   out.Number(request.max_bytes_in_flight);
   return out.Take();
 }
@@ -64,8 +66,9 @@ absl::StatusOr<Member> DecodeMember(absl::string_view bytes) {
   }
   for (int64_t n = in.Count(in.bytes_left()); n > 0 && in.ok(); --n)
     member.gives_texts.insert(in.Text());
-  for (int64_t n = in.Count(in.bytes_left()); n > 0 && in.ok(); --n)
-    member.wants_texts.push_back(in.Text());
+  for (std::vector<std::string>* keys : {&member.wants_texts, &member.likes_texts}) {
+    for (int64_t n = in.Count(in.bytes_left()); n > 0 && in.ok(); --n) keys->push_back(in.Text());
+  }
   member.max_bytes = in.Number();
   if (!in.ok() || !in.at_end())
     return absl::InternalError("a member's list of slices cannot be read");
@@ -89,18 +92,24 @@ absl::StatusOr<std::vector<Member>> ExchangeMembers(const TransferRequest& reque
 // member.
 absl::StatusOr<std::vector<std::set<std::string>>> PlanTexts(const std::vector<Member>& members) {
   std::vector<std::set<std::string>> given(members.size());
+  // False: nobody holds it.
+  const auto plan = [&](size_t m, const std::string& key) {
+    if (members[m].gives_texts.contains(key)) return true;
+    const auto giver =
+        std::find_if(members.begin(), members.end(),
+                     [&key](const Member& other) { return other.gives_texts.contains(key); });
+    if (giver == members.end()) return false;
+    given[giver - members.begin()].insert(key);
+    return true;
+  };
   for (size_t m = 0; m < members.size(); ++m) {
     for (const std::string& key : members[m].wants_texts) {
-      if (members[m].gives_texts.contains(key)) continue;
-      const auto giver = std::find_if(members.begin(), members.end(), [&key](const Member& other) {
-        return other.gives_texts.contains(key);
-      });
-      if (giver == members.end()) {
+      if (!plan(m, key)) {
         return absl::FailedPreconditionError(
             absl::StrCat("text \"", key, "\", which member ", m, " wants, is held by no member"));
       }
-      given[giver - members.begin()].insert(key);
     }
+    for (const std::string& key : members[m].likes_texts) plan(m, key);
   }
   return given;
 }
@@ -123,6 +132,9 @@ absl::StatusOr<std::map<std::string, std::string>> ExchangeTextsByKey(
   }
   std::map<std::string, std::string> wanted;
   for (const std::string& key : request.wants_texts) wanted[key] = all.at(key);
+  for (const std::string& key : request.likes_texts) {
+    if (const auto text = all.find(key); text != all.end()) wanted[key] = text->second;
+  }
   return wanted;
 }
 

@@ -31,12 +31,13 @@ struct TransferRequest {
   // Small texts by key, e.g. "common", or "rng.pp0.tp1": givers of one key hold the same text.
   std::map<std::string, std::string> gives_texts;
   std::vector<std::string> wants_texts;
+  std::vector<std::string> likes_texts;  // left out where nobody holds them
   c10::Device device = c10::kCPU;  // the communicator's
   int64_t max_bytes_in_flight = 64 << 20;
 };
 
 struct TransferResult {
-  std::map<std::string, std::string> texts;  // those of wants_texts
+  std::map<std::string, std::string> texts;  // those of wants_texts and likes_texts
   int64_t bytes_moved = 0;                   // between all members; the same on every one
   int64_t bytes_received = 0;                // by this one
   int64_t bytes_sent = 0;

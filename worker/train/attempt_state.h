@@ -7,12 +7,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/control/directive_log.h"
 #include "common/control/messages.h"
 #include "worker/snapshot/snapshotter.h"
 #include "worker/train/job_data.h"
 #include "worker/train/job_state.h"
+#include "worker/train/warm_data.h"
 
 namespace muster {
 
@@ -21,6 +23,7 @@ struct AttemptState {
   std::unique_ptr<JobState> state;  // null: none
   std::string spec_json;            // that `state` was built from
   std::optional<JobData> data;
+  std::unique_ptr<WarmData> warm_data;       // until `data` is there; null: nobody has begun
   std::unique_ptr<Snapshotter> snapshotter;  // null: this job keeps none
   DirectiveLog directives{0};
   // The newest iteration at whose boundary everything was done here (evaluation, checkpoint, ...);
@@ -28,6 +31,8 @@ struct AttemptState {
   int64_t boundary_done = -1;
   int64_t consumed_valid_then = 0;  // progress.consumed_valid_samples after it
   bool reports = false;             // this rank spoke for the job
+  // What the rerun machine of this rank (or its peers) had seen elsewhere: for the next StepRerun.
+  std::vector<std::string> large_values;
 };
 
 }  // namespace muster

@@ -6,51 +6,19 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_join.h"
 #include "common/base/status.h"
 #include "common/rerun/rerun_json.h"
 #include "common/schedule/from_spec.h"
 #include "worker/checkpoint/assign_writers.h"
 #include "worker/comm/self_communicator.h"
 #include "worker/train/checkpoint_json.h"
+#include "worker/train/checkpoint_match.h"
 #include "worker/train/job_tensors.h"
 #include "worker/train/step_rerun.h"
 
 namespace muster {
 namespace {
-
-absl::Status CheckSameModel(const JobSpec& saved, const JobSpec& ours) {
-  auto differs = [](const char* field, const auto& in_checkpoint, const auto& in_spec) {
-    return absl::FailedPreconditionError(absl::StrCat(field, "=", in_spec,
-                                                      ", but the checkpoint was saved with ",
-                                                      in_checkpoint, ": they must be equal"));
-  };
-  const ModelSpec& a = saved.model;
-  const ModelSpec& b = ours.model;
-  if (a.num_layers != b.num_layers) return differs("model.num_layers", a.num_layers, b.num_layers);
-  if (a.hidden_size != b.hidden_size)
-    return differs("model.hidden_size", a.hidden_size, b.hidden_size);
-  if (a.num_attention_heads != b.num_attention_heads) {
-    return differs("model.num_attention_heads", a.num_attention_heads, b.num_attention_heads);
-  }
-  if (a.position_embedding_type != b.position_embedding_type) {
-    return differs("model.position_embedding_type", a.position_embedding_type,
-                   b.position_embedding_type);
-  }
-  // One way a tensor is missing; the other way the saved output layer would be left out unseen.
-  if (a.untie_embeddings_and_output_weights != b.untie_embeddings_and_output_weights) {
-    const auto text = [](bool untied) { return untied ? "true" : "false"; };
-    return differs("model.untie_embeddings_and_output_weights",
-                   text(a.untie_embeddings_and_output_weights),
-                   text(b.untie_embeddings_and_output_weights));
-  }
-  if (ours.training.data_parallel_random_init && !saved.training.data_parallel_random_init) {
-    return differs("training.data_parallel_random_init", "false", "true");
-  }
-  return absl::OkStatus();
-}
 
 absl::StatusOr<JobSpec> ParseSavedSpec(const std::string& json) {
   ParsedSpec parsed = ParseJobSpec(json);
@@ -85,16 +53,6 @@ absl::Status LoadRng(JobState& state, const LoadedCheckpoint& loaded, const JobS
   return state.rng.LoadState(regions);
 }
 
-// Does rank r compute the same in both?
-bool SameRanks(const JobSpec& a, const JobSpec& b) {
-  const ParallelSpec &p = a.parallel, &q = b.parallel;
-  return a.resources.world_size == b.resources.world_size &&
-         p.tensor_model_parallel_size == q.tensor_model_parallel_size &&
-         p.pipeline_model_parallel_size == q.pipeline_model_parallel_size &&
-         p.context_parallel_size == q.context_parallel_size &&
-         p.expert_model_parallel_size == q.expert_model_parallel_size && p.order == q.order;
-}
-
 // What the rerun machine has learned, and the step that it examines. Another layout examines
 // nothing: its ranks compute other things.
 absl::StatusOr<std::optional<std::string>> LoadRerun(JobState& state,
@@ -118,32 +76,6 @@ absl::StatusOr<std::optional<std::string>> LoadRerun(JobState& state,
   if (!examines) return std::optional<std::string>();
   return std::optional<std::string>(
       "the checkpoint's step is under examination: it is run again here");
-}
-
-// The softmax is over the padding too, so a longer one raises the loss at once.
-std::optional<std::string> NoteOnVocabulary(const JobState& state, const JobSpec& saved) {
-  const int64_t here = state.sizes.padded_vocab_size;
-  const int64_t there = Resolve(saved, state.sizes.vocab_size).padded_vocab_size;
-  if (here == there) return std::nullopt;
-  return absl::StrCat("the vocabulary of ", state.sizes.vocab_size, " tokens is padded to ", here,
-                      ", in the checkpoint to ", there,
-                      ": losses move a little, as the padding is part of the softmax; "
-                      "model.make_vocab_size_divisible_by sets it");
-}
-
-// Weights that this model has no place for. Optimizer states may be left out on purpose.
-std::optional<std::string> NoteOnUnread(const std::vector<std::string>& unread) {
-  std::vector<std::string> weights;
-  for (const std::string& name : unread) {
-    if (!absl::StartsWith(name, "optimizer.")) weights.push_back(name);
-  }
-  if (weights.empty()) return std::nullopt;
-  constexpr size_t kNamed = 3;
-  const bool more = weights.size() > kNamed;
-  const size_t count = weights.size();
-  if (more) weights.resize(kNamed);
-  return absl::StrCat(count, " tensors of the checkpoint have no place in this model and are left ",
-                      "out: ", absl::StrJoin(weights, ", "), more ? ", ..." : "");
 }
 
 LoadOptions LoadOptionsOf(const JobState& state, const std::string& root) {
@@ -195,7 +127,7 @@ absl::StatusOr<LoadedJob> LoadFrom(JobState& state, const std::string& root,
                 .iteration = base.iteration,
                 .weights_only = weights_only,
                 .notes = base.notes};
-  if (auto note = NoteOnVocabulary(state, saved)) job.notes.push_back(*std::move(note));
+  if (auto note = NoteOnVocabulary(saved, state.sizes)) job.notes.push_back(*std::move(note));
   if (auto note = NoteOnUnread(loaded.unread)) job.notes.push_back(*std::move(note));
   if (weights_only) return job;
   state.progress = common.progress;
@@ -282,6 +214,18 @@ absl::StatusOr<int64_t> NewestSaved(const JobSpec& spec, int64_t ledger_through)
   // A step is reported before it is saved, but its report may still be under way. What is newer is
   // of another job that saved there.
   return base->iteration <= ledger_through + 1 ? base->iteration : -1;
+}
+
+bool SavedHoldsAll(const JobSpec& spec, int64_t iteration) {
+  if (spec.checkpoint.no_load_rng) return false;
+  CommunicatorPtr self = MakeSelfCommunicator("world", 0);
+  std::vector<NamedTensor> nothing;
+  const absl::StatusOr<LoadedCheckpoint> base =
+      LoadCheckpoint({.root = *spec.checkpoint.save, .ckpt_step = iteration}, nothing, *self);
+  if (!base.ok()) return false;  // who loads it says why
+  const absl::StatusOr<CommonCheckpointState> common = DecodeCommonState(base->common_json);
+  // Of another layout it may have fewer rows of a padded vocabulary.
+  return common.ok() && common->spec_json == JobSpecToJson(spec);
 }
 
 absl::StatusOr<LoadedJob> LoadSaved(JobState& state, int64_t iteration) {

@@ -31,6 +31,9 @@ absl::StatusOr<std::optional<LoadedJob>> LoadJob(JobState& state);
 // For a recovery. The newest complete checkpoint that this job has saved (iteration; -1: none), as
 // far as its ledger goes. Not collective.
 absl::StatusOr<int64_t> NewestSaved(const JobSpec& spec, int64_t ledger_through);
+// Does the one of `iteration` hold every element and every random state of a rank that is built
+// from `spec`, so that none needs a value before it is loaded? Not collective.
+bool SavedHoldsAll(const JobSpec& spec, int64_t iteration);
 // Goes on from the one of `iteration` in spec.checkpoint.save.
 absl::StatusOr<LoadedJob> LoadSaved(JobState& state, int64_t iteration);
 

@@ -7,65 +7,26 @@
 #include <cerrno>
 #include <cstring>
 
-#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "common/base/status.h"
 #include "common/runtime/log.h"
+#include "worker/train/epoch_store.h"
 
 namespace muster {
 namespace {
 
-// A stuck agent must not make the trainer's memory grow without end: at some 300 bytes a step
-// report this is days of steps.
-constexpr size_t kMaxOutgoing = 200'000;
 constexpr absl::Duration kProgressInterval = absl::Milliseconds(200);
 // For a process that was told to leave before its agent's end of file.
 constexpr absl::Duration kLeaveLimit = absl::Seconds(1);
-// A coordinator that is started again must be back within this; the end of the epoch ends it too.
-constexpr absl::Duration kSetLimit = absl::Minutes(5);
 // How much longer than the coordinator's own limit a reply may take.
 constexpr absl::Duration kReplySlack = absl::Seconds(10);
-
-class EpochStore final : public RendezvousStore {
- public:
-  EpochStore(ControlClient* client, int64_t epoch) : client_(client), epoch_(epoch) {}
-
-  absl::Status Set(const std::string& key, const std::string& value) override {
-    StoreRequestMessage request;
-    request.epoch = epoch_;
-    request.op = StoreRequestMessage::Op::kSet;
-    request.key = key;
-    request.value = absl::BytesToHexString(value);
-    request.limit_ms = absl::ToInt64Milliseconds(kSetLimit);
-    return client_->StoreCall(std::move(request), kSetLimit).status();
-  }
-
-  absl::StatusOr<std::vector<std::pair<std::string, std::string>>> WaitPrefix(
-      const std::string& prefix, int count, absl::Duration limit) override {
-    StoreRequestMessage request;
-    request.epoch = epoch_;
-    request.op = StoreRequestMessage::Op::kWaitPrefix;
-    request.key = prefix;
-    request.count = count;
-    request.limit_ms = absl::ToInt64Milliseconds(limit);
-    auto entries = client_->StoreCall(std::move(request), limit);
-    if (!entries.ok()) return entries.status();
-    for (auto& [key, value] : *entries) value = absl::HexStringToBytes(value);
-    return entries;
-  }
-
- private:
-  ControlClient* const client_;
-  const int64_t epoch_;
-};
 
 }  // namespace
 
 ControlClient::ControlClient(int fd, std::function<void()> on_end_of_file)
-    : fd_(fd), on_end_of_file_(std::move(on_end_of_file)) {
+    : fd_(fd), on_end_of_file_(std::move(on_end_of_file)), writer_(fd) {
   reader_ = std::thread([this] { ReadLoop(); });
-  writer_ = std::thread([this] { WriteLoop(); });
 }
 
 ControlClient::~ControlClient() {
@@ -77,20 +38,19 @@ ControlClient::~ControlClient() {
   }
   ::shutdown(fd_, SHUT_RDWR);
   reader_.join();
-  writer_.join();
+  writer_.Close();
   ::close(fd_);
 }
 
 void ControlClient::Send(TrainerToAgent message) {
   std::string line = Encode(message);
-  MutexLock lock(&mu_);
-  if (auto* phase = std::get_if<PhaseMessage>(&message)) phase_ = std::move(phase->phase);
-  if (outgoing_.size() >= kMaxOutgoing) {
-    MUSTER_LOG(kError) << "the agent does not read: dropping a report";
-    return;
+  if (auto* phase = std::get_if<PhaseMessage>(&message)) {
+    MutexLock lock(&mu_);
+    phase_ = std::move(phase->phase);
   }
-  outgoing_.push_back(std::move(line));
-  changed_.NotifyAll();
+  if (!writer_.Push(std::move(line))) {
+    MUSTER_LOG(kError) << "the agent does not read: dropping a report";
+  }
 }
 
 void ControlClient::NoteProgress(int64_t epoch, int64_t iteration) {
@@ -106,6 +66,13 @@ std::vector<Directive> ControlClient::TakeDirectives() {
   // While an assignment waits, whoever asks still runs the epoch before it: the directives that are
   // here belong to the new one.
   if (!assignments_.empty()) return {};
+  return std::exchange(directives_, {});
+}
+
+std::vector<Directive> ControlClient::WaitForDirectives(int64_t epoch) {
+  MutexLock lock(&mu_);
+  while (epoch_ == epoch && !aborted_ && !closing_ && directives_.empty()) changed_.Wait(&mu_);
+  if (epoch_ != epoch || aborted_ || closing_) return {};
   return std::exchange(directives_, {});
 }
 
@@ -150,6 +117,11 @@ std::optional<AssignMessage> ControlClient::WaitForAssignment() {
   AssignMessage assignment = std::move(assignments_.front());
   assignments_.pop_front();
   return assignment;
+}
+
+bool ControlClient::IsWanted() {
+  MutexLock lock(&mu_);
+  return !assignments_.empty() || shutdown_ || closing_;
 }
 
 absl::StatusOr<std::string> ControlClient::WaitForUniqueId(int64_t epoch, absl::Duration limit) {
@@ -211,8 +183,7 @@ absl::StatusOr<StoreReplyMessage> ControlClient::Request(Message request, absl::
   const int64_t id = request.request;
   const int64_t epoch = request.epoch;
   pending_[id] = std::nullopt;
-  outgoing_.push_back(Encode(TrainerToAgent(std::move(request))));
-  changed_.NotifyAll();
+  writer_.PushAlways(Encode(TrainerToAgent(std::move(request))));
   while (!pending_[id].has_value() && epoch_ == epoch && !aborted_ && absl::Now() < deadline) {
     changed_.WaitFor(&mu_, deadline - absl::Now());
   }
@@ -229,12 +200,7 @@ absl::StatusOr<StoreReplyMessage> ControlClient::Request(Message request, absl::
   return *std::move(reply);
 }
 
-void ControlClient::Flush(absl::Duration limit) {
-  const absl::Time deadline = absl::Now() + limit;
-  MutexLock lock(&mu_);
-  while ((!outgoing_.empty() || writing_) && !closing_ && absl::Now() < deadline)
-    changed_.WaitFor(&mu_, deadline - absl::Now());
-}
+void ControlClient::Flush(absl::Duration limit) { writer_.Flush(limit); }
 
 void ControlClient::ReadLoop() {
   std::string buffer;
@@ -271,33 +237,6 @@ void ControlClient::ReadLoop() {
   MutexLock lock(&mu_);
   shutdown_ = true;
   changed_.NotifyAll();
-}
-
-void ControlClient::WriteLoop() {
-  while (true) {
-    std::string lines;
-    {
-      MutexLock lock(&mu_);
-      while (outgoing_.empty() && !closing_) changed_.Wait(&mu_);
-      if (outgoing_.empty()) return;
-      while (!outgoing_.empty() && lines.size() < (1 << 16)) {
-        lines += outgoing_.front();
-        outgoing_.pop_front();
-      }
-      writing_ = true;
-    }
-    size_t sent = 0;
-    bool broken = false;
-    while (sent < lines.size() && !broken) {
-      const ssize_t n = ::send(fd_, lines.data() + sent, lines.size() - sent, MSG_NOSIGNAL);
-      if (n > 0) sent += static_cast<size_t>(n);
-      broken = n <= 0 && errno != EINTR;
-    }
-    MutexLock lock(&mu_);
-    writing_ = false;
-    if (broken) outgoing_.clear();  // the reader sees the end of file and ends the process
-    changed_.NotifyAll();
-  }
 }
 
 void ControlClient::EndEpoch(const std::string& reason) {

@@ -22,6 +22,7 @@
 #include "common/runtime/clock.h"
 #include "common/runtime/mutex.h"
 #include "worker/comm/rendezvous_store.h"
+#include "worker/train/line_writer.h"
 #include "worker/train/trainer_host.h"
 
 namespace muster {
@@ -36,6 +37,7 @@ class ControlClient final : public TrainerHost {
   void NoteProgress(int64_t epoch, int64_t iteration) override;
   absl::Status SendTracePiece(TracePieceMessage piece, absl::Duration limit) override;
   std::vector<Directive> TakeDirectives() override;
+  std::vector<Directive> WaitForDirectives(int64_t epoch) override;
   void WatchOperations(std::function<std::vector<OpArrival>()> newest) override;
   bool ExitSignalReceived() override;
   // Probes are answered with the CPU time of the calling thread from now on. It must outlive this.
@@ -46,6 +48,8 @@ class ControlClient final : public TrainerHost {
   // Blocks until the next assignment; nullopt once a shutdown came. Messages of other epochs are
   // dropped from now on.
   std::optional<AssignMessage> WaitForAssignment();
+  // An assignment waits, or the shutdown.
+  bool IsWanted();
   // The world's unique ID of `epoch`. ABORTED when the epoch is over, DEADLINE_EXCEEDED after
   // `limit`.
   absl::StatusOr<std::string> WaitForUniqueId(int64_t epoch, absl::Duration limit);
@@ -67,19 +71,17 @@ class ControlClient final : public TrainerHost {
   absl::StatusOr<StoreReplyMessage> Request(Message message, absl::Duration limit,
                                             const std::string& what);
   void ReadLoop();
-  void WriteLoop();
   void Handle(AgentToTrainer message);
   void EndEpoch(const std::string& reason);
   void Answer(const ProbeMessage& probe);
 
   const int fd_;
   const std::function<void()> on_end_of_file_;
+  LineWriter writer_;
   Mutex mu_;
   CondVar changed_;
   bool closing_ ABSL_GUARDED_BY(mu_) = false;
   bool shutdown_ ABSL_GUARDED_BY(mu_) = false;
-  bool writing_ ABSL_GUARDED_BY(mu_) = false;
-  std::deque<std::string> outgoing_ ABSL_GUARDED_BY(mu_);
   std::deque<AssignMessage> assignments_ ABSL_GUARDED_BY(mu_);
   std::string job_id_ ABSL_GUARDED_BY(mu_);
   int64_t epoch_ ABSL_GUARDED_BY(mu_) = -1;  // of the newest assignment handed out or queued
@@ -98,7 +100,7 @@ class ControlClient final : public TrainerHost {
   std::atomic<bool> exit_signal_{false};
   RealClock clock_;
   absl::Duration next_progress_;  // of the training thread
-  std::thread reader_, writer_;
+  std::thread reader_;
 };
 
 }  // namespace muster

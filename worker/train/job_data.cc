@@ -122,7 +122,8 @@ absl::StatusOr<DataIterators> MakeIterators(const JobState& state,
 }  // namespace
 
 absl::StatusOr<JobData> JobData::Build(const JobState& state, const ProviderRegistry& providers,
-                                       std::optional<JobData> kept) {
+                                       std::optional<JobData> kept,
+                                       std::unique_ptr<WarmData> warm) {
   ASSIGN_OR_RETURN(std::shared_ptr<DatasetProvider> provider,
                    providers.dataset_provider(state.spec.data.dataset_provider));
   const SampleCounts counts = CountSamples(SampleCountOptionsOf(state.spec, state.sizes));
@@ -136,6 +137,9 @@ absl::StatusOr<JobData> JobData::Build(const JobState& state, const ProviderRegi
                          .build_cache = builds};
   const auto build = [&]() -> absl::StatusOr<Datasets> {
     if (kept.has_value()) return std::move(kept->datasets_);
+    if (warm != nullptr) {
+      if (std::optional<Datasets> opened = warm->Take(counts)) return *std::move(opened);
+    }
     return provider->Build(request);
   };
   absl::StatusOr<Datasets> datasets = absl::UnknownError("not built");

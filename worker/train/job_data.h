@@ -9,6 +9,7 @@
 #include "absl/status/statusor.h"
 #include "worker/provider/provider.h"
 #include "worker/train/job_state.h"
+#include "worker/train/warm_data.h"
 
 namespace muster {
 
@@ -21,9 +22,11 @@ using DataIterators = std::vector<std::unique_ptr<DataIterator>>;
 class JobData {
  public:
   // Rank 0 builds the index caches, then the others map them. Collective: a failure on any rank is
-  // every rank's error. `kept`: data of an attempt before, which this rank goes on with.
+  // every rank's error. `kept`: data of an attempt before, which this rank goes on with. `warm`:
+  // else what was begun already; may be null.
   static absl::StatusOr<JobData> Build(const JobState& state, const ProviderRegistry& providers,
-                                       std::optional<JobData> kept = std::nullopt);
+                                       std::optional<JobData> kept = std::nullopt,
+                                       std::unique_ptr<WarmData> warm = nullptr);
 
   // From the consumed samples on.
   absl::StatusOr<DataIterators> TrainIterators(const JobState& state) const;

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
 
 #include "absl/strings/str_cat.h"
@@ -83,9 +85,22 @@ std::vector<NamedTensor> ExpertBiases(const JobState& state) {
   return out;
 }
 
-void AppendShards(const JobState& state, TensorUse use, std::vector<NamedTensor>& out) {
+// Parameters that this rank's optimizer updates; nullopt: all those of which it has a shard. In the
+// layer-wise form every rank has all gradients, and each parameter is updated by one rank, which is
+// the one that keeps state of it.
+std::optional<std::set<std::string>> UpdatedHere(const JobState& state) {
+  if (state.spec.optimizer.optimizer != "dist_muon") return std::nullopt;
+  std::set<std::string> names;
+  for (const OptimizerStateTensor& tensor : state.optimizer->StateTensors())
+    names.insert(tensor.param);
+  return names;
+}
+
+void AppendShards(const JobState& state, TensorUse use,
+                  const std::optional<std::set<std::string>>& only, std::vector<NamedTensor>& out) {
   for (const OwnedShard& shard : state.ddp->shards()) {
     if (!IsUsed(*shard.parameter, use)) continue;
+    if (only.has_value() && !only->contains(shard.parameter->name)) continue;
     AppendSlices({.parameter = *shard.parameter,
                   .name = NameOf(*shard.parameter),
                   .data = shard.data,
@@ -98,14 +113,14 @@ void AppendShards(const JobState& state, TensorUse use, std::vector<NamedTensor>
 
 std::vector<NamedTensor> OwnedModelTensors(const JobState& state) {
   std::vector<NamedTensor> out = ExpertBiases(state);
-  AppendShards(state, TensorUse::kLoad, out);
+  AppendShards(state, TensorUse::kLoad, UpdatedHere(state), out);
   return out;
 }
 
 std::vector<NamedTensor> ModelTensors(const JobState& state, TensorUse use) {
   std::vector<NamedTensor> out = ExpertBiases(state);
   if (state.ddp != nullptr && state.ddp->shards_hold_parameters()) {
-    AppendShards(state, use, out);
+    AppendShards(state, use, std::nullopt, out);
     return out;
   }
   for (const ParameterPtr& parameter : ParametersOf(state)) {

@@ -11,6 +11,7 @@
 #include "worker/train/checkpoint_json.h"
 #include "worker/train/job_tensors.h"
 #include "worker/train/member_offer.h"
+#include "worker/train/step_rerun.h"
 
 namespace muster {
 
@@ -37,6 +38,11 @@ std::string StepTextKey(const JobState& state) {
 
 std::string RecentStepsTextKey(const JobState& state) {
   return absl::StrCat("steps.pp", state.parallel.coordinates().pp);
+}
+
+std::string LargeValuesTextKey(const JobState& state, int dp) {
+  const RankCoordinates& where = state.parallel.coordinates();
+  return absl::StrCat("large_values.pp", where.pp, ".tp", where.tp, ".cp", where.cp, ".dp", dp);
 }
 
 namespace {
@@ -70,10 +76,16 @@ std::map<std::string, std::string> LiveTexts(const JobState& state) {
   // A state that was loaded, or has skipped iterations since, knows of none.
   const bool knows_step =
       state.last_step.has_value() && state.agreed.iteration == state.progress.iteration;
-  return {{kCommonText, EncodeCommonState(common)},
-          {StepTextKey(state), knows_step ? EncodeStepResult(*state.last_step) : ""},
-          {RecentStepsTextKey(state), EncodeRecentSteps(state.recent_steps)},
-          {RngTextKey(state), EncodeRngState(state.rng.SaveState())}};
+  std::map<std::string, std::string> texts = {
+      {kCommonText, EncodeCommonState(common)},
+      {StepTextKey(state), knows_step ? EncodeStepResult(*state.last_step) : ""},
+      {RecentStepsTextKey(state), EncodeRecentSteps(state.recent_steps)},
+      {RngTextKey(state), EncodeRngState(state.rng.SaveState())}};
+  if (state.rerun != nullptr && !state.rerun->machine().spikes().stats().empty()) {
+    texts[LargeValuesTextKey(state, state.parallel.coordinates().dp)] =
+        EncodeLargeValues(state.rerun->machine().spikes().stats());
+  }
+  return texts;
 }
 
 absl::Status FinishFill(JobState& state, const std::map<std::string, std::string>& texts) {

@@ -28,6 +28,10 @@ std::string RecentStepsTextKey(const JobState& state);
 // `spec`'s layout has other places.
 std::string RngTextKey(const JobState& state);
 
+// Of what the rerun machine of the rank with this place in the model, and this one among its
+// data-parallel peers, has seen so far: "large_values.pp1.tp0.cp0.dp3".
+std::string LargeValuesTextKey(const JobState& state, int dp);
+
 // After LiveTensors were written and with the texts of whoever gave them: groups, schedule, scaler,
 // progress, last step, random states (where a text of them is there). Parameters that others update
 // must be gathered then.

@@ -13,10 +13,13 @@
 #include "common/spec/spec_json.h"
 #include "worker/checkpoint/exchange.h"
 #include "worker/comm/gloo_communicator.h"
+#include "worker/model/parameter_init.h"
 #include "worker/snapshot/state_transfer.h"
 #include "worker/train/checkpointing.h"
+#include "worker/train/live_offer.h"
 #include "worker/train/live_state.h"
-#include "worker/train/member_offer.h"
+#include "worker/train/restore_boundary.h"
+#include "worker/train/restore_files.h"
 #include "worker/train/train_step.h"
 
 namespace muster {
@@ -96,7 +99,12 @@ class Restore {
     }
     if (kept_.state != nullptr && (kept_.state->optimizer == nullptr || IsTorn(*kept_.state)))
       kept_.state.reset();
-    if (kept_.state != nullptr) RETURN_IF_ERROR(AddLive(mine));
+    if (kept_.state != nullptr) {
+      RETURN_IF_ERROR(OfferLive(
+          kept_,
+          {.rank = is_helper() ? -1 : me_, .spec_json = spec_json_, .device = options_.device},
+          mine));
+    }
     if (kept_.snapshotter != nullptr) {
       kept_.snapshotter->Detach();
       if (!options_.spec.training.skip_train) snapshots_ = kept_.snapshotter->List(me_);
@@ -139,105 +147,17 @@ class Restore {
                        [](const std::string& outcome) { return outcome.empty(); });
   }
 
-  absl::Status AddLive(MemberText& mine) const {
-    const JobState& state = *kept_.state;
-    ASSIGN_OR_RETURN(const RankTopology topology, RankTopology::Create(TopologyOf(state.spec)));
-    const StatePieces pieces = PiecesOf(state.spec, topology);
-    mine.offer.held.push_back({.kind = HeldState::Kind::kLive,
-                               .iteration = state.progress.iteration,
-                               .epoch = state.committed_epoch,
-                               .layout = pieces.layout,
-                               .pieces = pieces.of_rank[state.parallel.rank()],
-                               .num_pieces = pieces.num_pieces});
-    mine.offer.prepared = state.open_step.has_value() && state.open_step->prepared;
-    mine.offer.prepared_epoch = mine.offer.prepared ? state.epoch : 0;
-    if (state.agreed.iteration > 0) {
-      mine.offer.agreed = state.agreed.vector;
-      mine.offer.agreed_iteration = state.agreed.iteration;
-      mine.offer.agreed_epoch = state.agreed.epoch;
-    }
-    mine.rebinds = !is_helper() && state.parallel.rank() == me_ &&
-                   state.device == options_.device && kept_.spec_json == spec_json_;
-    mine.reported = kept_.reports;
-    mine.boundary_done = kept_.boundary_done;
-    mine.applied_through = kept_.directives.applied_through();
-    const bool knows_step = state.last_step.has_value() &&
-                            state.agreed.iteration == state.progress.iteration &&
-                            state.committed_epoch == state.agreed.epoch;
-    if (knows_step) mine.step = state.last_step;
-    if (mine.offer.prepared) {
-      mine.prepared_step = state.open_step->result;
-      mine.prepared_step->grad_norm = state.open_step->optimizer.grad_norm;
-      mine.prepared_step->num_zeros = state.open_step->optimizer.num_zeros;
-    }
-    DirectiveLog log = kept_.directives;
-    mine.held = log.Apply(log.gap_free_through());
-    return absl::OkStatus();
-  }
-
   std::vector<MemberOffer> Offers() const {
     std::vector<MemberOffer> offers;
     for (const MemberText& member : all_) offers.push_back(member.offer);
     return offers;
   }
 
-  bool HasLive(int member) const {
-    const std::vector<HeldState>& held = all_[member].offer.held;
-    return !held.empty() && held[0].kind == HeldState::Kind::kLive;
-  }
-  // Its live state is what the job goes on with.
-  bool UsesLive(int member) const {
-    if (!HasLive(member)) return false;
-    const RestoreDecision::Member& decided = out_.decision.members[member];
-    return decided.keeps == 0 || std::count(decided.gives.begin(), decided.gives.end(), 0) > 0;
-  }
+  bool HasLive(int member) const { return muster::HasLive(all_[member]); }
   // It goes on with the objects that it has.
   bool Rebinds(int member) const {
     return member < num_ranks_ && HasLive(member) && all_[member].rebinds &&
            out_.decision.members[member].keeps == 0;
-  }
-
-  // The prepared step of a member that finishes it now.
-  std::optional<TrainStepResult> FinishedStep(const MemberText& member) const {
-    std::optional<TrainStepResult> step = member.prepared_step;
-    if (!step.has_value()) return step;
-    step->decision = FromReduced(*out_.decision.finish_with);
-    step->skipped = step->decision.found_inf || step->decision.norm_too_large;
-    if (step->decision.found_inf) {
-      step->grad_norm.reset();
-      step->num_zeros.reset();
-    }
-    for (const Directive& directive : member.held) {
-      if (directive.number <= step->decision.apply_directives_through)
-        step->directives.push_back(directive);
-    }
-    return step;
-  }
-
-  // What all ranks hold the same of the step that they go on from; computed by all alike.
-  void DecideBoundary() {
-    const RestoreDecision& decision = out_.decision;
-    through_ = options_.directives_through;
-    bool live = false, done = true, reporter_lives = false;
-    for (size_t m = 0; m < all_.size(); ++m) {
-      if (!UsesLive(static_cast<int>(m))) continue;
-      const MemberText& member = all_[m];
-      live = true;
-      done = done && member.boundary_done >= decision.iteration;
-      reporter_lives = reporter_lives || member.reported;
-      through_ = std::max(through_, member.applied_through);
-      std::optional<TrainStepResult> step =
-          decision.members[m].finishes ? FinishedStep(member) : member.step;
-      // Losses are on the last stage only.
-      if (step.has_value() && (!step_.has_value() || step_->losses.empty())) {
-        if (step_.has_value() && step->directives.empty()) step->directives = step_->directives;
-        step_ = std::move(step);
-      }
-    }
-    if (step_.has_value()) through_ = std::max(through_, step_->decision.apply_directives_through);
-    out_.redo_boundary = live && step_.has_value() && !(done && reporter_lives);
-    boundary_is_done_ = !live || (done && reporter_lives);
-    out_.report_again = decision.iteration > options_.ledger_through;
   }
 
   // The step in which this member is behind, then what holds on all of them.
@@ -247,15 +167,15 @@ class Restore {
     JobState& state = *kept_.state;
     if (decision.members[me_].finishes) {
       CommitOpenStep(state, *decision.finish_with);
-      if (step_.has_value()) state.last_step->directives = step_->directives;
+      if (boundary_.step.has_value()) state.last_step->directives = boundary_.step->directives;
     } else {
       DropOpenStep(state);
     }
-    if (!UsesLive(me_)) return;
+    if (!UsesLive(all_[me_], decision.members[me_])) return;
     NoteStep(state);
     // What comes after the boundary may have been evaluated here and not elsewhere.
     state.progress.consumed_valid_samples =
-        boundary_is_done_ ? kept_.consumed_valid_then : state.consumed_valid_at_commit;
+        boundary_.done ? kept_.consumed_valid_then : state.consumed_valid_at_commit;
   }
 
   // What is known of the step that all go on from.
@@ -264,7 +184,8 @@ class Restore {
     const bool knows = state.last_step.has_value() &&
                        state.agreed.iteration == decision.iteration &&
                        state.agreed.epoch == decision.epoch;
-    if (!knows && (step_.has_value() || &state == kept_.state.get())) state.last_step = step_;
+    if (!knows && (boundary_.step.has_value() || &state == kept_.state.get()))
+      state.last_step = boundary_.step;
     for (const MemberText& member : all_) {
       const MemberOffer& offer = member.offer;
       if (!offer.agreed.has_value() || offer.agreed_iteration != decision.iteration ||
@@ -277,7 +198,9 @@ class Restore {
   }
 
   absl::Status FromMemory() {
-    DecideBoundary();
+    boundary_ = BoundaryOf(all_, out_.decision, options_.directives_through);
+    out_.redo_boundary = boundary_.redo;
+    out_.report_again = out_.decision.iteration > options_.ledger_through;
     FinishStep();
     const RestoreDecision::Member& mine = out_.decision.members[me_];
     bool all_rebind = true;
@@ -290,8 +213,7 @@ class Restore {
       filled = std::move(kept_.state);
       RETURN_IF_ERROR(Rebind(*filled, /*all_rebind=*/false));
     } else if (!is_helper()) {
-      ASSIGN_OR_RETURN(filled, BuildJobStateToFill(options_.spec, options_.providers, out_.world,
-                                                   options_.device));
+      ASSIGN_OR_RETURN(filled, BuildToFill());
     }
     if (!all_rebind) {
       TransferRequest request{.device = options_.device};
@@ -299,15 +221,26 @@ class Restore {
       if (filled != nullptr) Want(*filled, request);
       ASSIGN_OR_RETURN(const TransferResult moved, TransferState(request, members_));
       out_.bytes_moved = moved.bytes_moved;
-      if (filled != nullptr) RETURN_IF_ERROR(FinishFill(*filled, moved.texts));
+      if (filled != nullptr) {
+        RETURN_IF_ERROR(FinishFill(*filled, moved.texts));
+        NoteLargeValues(*filled, moved.texts);
+      }
     }
     if (filled != nullptr) TakeOver(std::move(filled));
     if (is_helper()) return absl::OkStatus();
-    kept_.directives = DirectiveLog(through_);
-    kept_.boundary_done = boundary_is_done_ ? out_.decision.iteration : -1;
+    kept_.directives = DirectiveLog(boundary_.directives_through);
+    kept_.boundary_done = boundary_.done ? out_.decision.iteration : -1;
     kept_.consumed_valid_then = kept_.state->progress.consumed_valid_samples;
     RETURN_IF_ERROR(options_.prepare(*kept_.state));
     return Gather();
+  }
+
+  absl::StatusOr<std::unique_ptr<JobState>> BuildToFill() {
+    // Of another layout the givers may have fewer rows of a padded vocabulary, and no random
+    // states.
+    std::optional<WithoutParameterInit> all_is_given;
+    if (out_.decision.layout == all_[me_].offer.layout) all_is_given.emplace();
+    return BuildJobStateToFill(options_.spec, options_.providers, out_.world, options_.device);
   }
 
   absl::Status Rebind(JobState& state, bool all_rebind) {
@@ -338,8 +271,25 @@ class Restore {
     request.wants_texts.push_back(kCommonText);
     // Of another layout there may be none: then those of training.seed are as good as any.
     if (out_.decision.layout == all_[me_].offer.layout)
-      request.wants_texts.insert(request.wants_texts.end(),
-                                 {RngTextKey(built), StepTextKey(built)});
+      request.wants_texts.insert(request.wants_texts.end(), {RngTextKey(built), StepTextKey(built),
+                                                             RecentStepsTextKey(built)});
+    for (int dp = 0; dp < built.parallel.Group("dp").size(); ++dp)
+      request.likes_texts.push_back(LargeValuesTextKey(built, dp));
+  }
+
+  // What this rank has seen so far; of its peers, where nobody has that any more.
+  void NoteLargeValues(const JobState& filled, const std::map<std::string, std::string>& texts) {
+    kept_.large_values.clear();
+    const int dp = filled.parallel.coordinates().dp;
+    if (const auto own = texts.find(LargeValuesTextKey(filled, dp)); own != texts.end()) {
+      kept_.large_values = {own->second};
+      return;
+    }
+    if (HasLive(me_) && all_[me_].rebinds) return;  // its own machine has them
+    for (int peer = 0; peer < filled.parallel.Group("dp").size(); ++peer) {
+      const auto text = texts.find(LargeValuesTextKey(filled, peer));
+      if (text != texts.end()) kept_.large_values.push_back(text->second);
+    }
   }
 
   void TakeOver(std::unique_ptr<JobState> filled) {
@@ -375,39 +325,18 @@ class Restore {
   }
 
   absl::Status FromFiles() {
-    const auto phase = [&](const char* name) {
-      options_.host.Send(PhaseMessage{.epoch = options_.epoch, .phase = name, .detail = ""});
-    };
     kept_.state.reset();
-    phase("building");
-    ASSIGN_OR_RETURN(std::unique_ptr<JobState> built,
-                     BuildJobState(options_.spec, options_.providers, out_.world, options_.device));
-    RETURN_IF_ERROR(options_.prepare(*built));
-    phase("loading");
-    const auto event = [&](std::string text) {
-      if (me_ != 0) return;
-      options_.host.Send(
-          EventMessage{.epoch = options_.epoch, .kind = "loaded", .text = std::move(text)});
-    };
-    std::optional<LoadedJob> loaded;
-    if (out_.decision.source == Source::kCheckpoint) {
-      ASSIGN_OR_RETURN(loaded, LoadSaved(*built, out_.decision.iteration));
-    } else {
-      ASSIGN_OR_RETURN(loaded, LoadJob(*built));
-    }
-    kept_.state = std::move(built);
+    FileRestore files{.spec = options_.spec,
+                      .world = out_.world,
+                      .host = options_.host,
+                      .providers = options_.providers,
+                      .epoch = options_.epoch,
+                      .device = options_.device,
+                      .prepare = options_.prepare};
+    if (out_.decision.source == Source::kCheckpoint) files.saved = out_.decision.iteration;
+    ASSIGN_OR_RETURN(kept_.state, RestoreFromFiles(files));
     kept_.spec_json = spec_json_;
-    JobState& state = *kept_.state;
-    if (loaded.has_value()) {
-      event(absl::StrCat("loaded ", loaded->path, loaded->weights_only ? " (weights only)" : "",
-                         ": the run begins at iteration ", state.progress.iteration));
-      for (const std::string& note : loaded->notes) event(note);
-    } else if (options_.spec.checkpoint.load.has_value()) {
-      event(absl::StrCat("checkpoint.load=", *options_.spec.checkpoint.load,
-                         " holds no checkpoint: the run begins at iteration 0"));
-    }
-    out_.decision.iteration = state.progress.iteration;
-    state.consumed_valid_at_commit = state.progress.consumed_valid_samples;
+    out_.decision.iteration = kept_.state->progress.iteration;
     kept_.directives = DirectiveLog(options_.directives_through);
     kept_.boundary_done = -1;
     return absl::OkStatus();
@@ -423,11 +352,8 @@ class Restore {
   std::map<int, SnapshotContents> contents_;  // of what this member gives, by index in `held`
   std::vector<MemberText> all_;
   Restored out_;
-  absl::Status unreadable_;  // why this rank cannot say what was saved
-  bool boundary_is_done_ = true;
-  // Of the iteration that all go on from.
-  int64_t through_ = 0;                  // directives that were applied
-  std::optional<TrainStepResult> step_;  // from whoever knows it
+  absl::Status unreadable_;    // why this rank cannot say what was saved
+  RestoredBoundary boundary_;  // with a state from memory
 };
 
 }  // namespace

@@ -4,11 +4,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <utility>
 
 #include <ATen/Parallel.h>
-#include <ATen/ops/matmul.h>
-#include <ATen/ops/ones.h>
-#include <ATen/ops/sum.h>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
@@ -18,6 +16,7 @@
 #include "worker/comm/self_communicator.h"
 #include "worker/provider/builtin.h"
 #include "worker/provider/plugin.h"
+#include "worker/train/rehearsal.h"
 #include "worker/train/training.h"
 
 namespace muster {
@@ -104,7 +103,7 @@ struct PreparedProcess {
 };
 
 // Makes the process ready for an assignment of any rank: its spec is read, its device, threads and
-// the job's plugin are there.
+// the job's providers are there.
 absl::StatusOr<PreparedProcess> PrepareProcess(const SessionOptions& options,
                                                const AssignMessage& assignment,
                                                ProviderRegistry& providers) {
@@ -117,26 +116,35 @@ absl::StatusOr<PreparedProcess> PrepareProcess(const SessionOptions& options,
   ASSIGN_OR_RETURN(const c10::Device device, ParseDevice(assignment.device));
   RETURN_IF_ERROR(options.use_device(assignment.device));
   at::set_num_threads(static_cast<int>(spec.training.num_threads.value_or(assignment.num_threads)));
+  RegisterBuiltinProviders(providers);
   if (spec.plugin.has_value()) {
     RETURN_IF_ERROR(LoadPlugin(*spec.plugin, assignment.plugin_dirs, providers));
   }
   return PreparedProcess{std::move(spec), device};
 }
 
+void BeginData(const JobSpec& spec, const ProviderRegistry& providers, bool build_cache,
+               AttemptState& kept) {
+  if (!kept.data.has_value() && kept.warm_data == nullptr)
+    kept.warm_data = WarmData::Begin(spec, providers, build_cache);
+}
+
 // `world` stays with the caller: a rank that took its connections down now could fail the last
 // operation of a slower peer.
 absl::StatusOr<TrainingResult> RunAssignment(const SessionOptions& options,
-                                             const AssignMessage& assignment, AttemptState& kept,
+                                             const AssignMessage& assignment,
+                                             absl::Duration process_start, AttemptState& kept,
                                              CommunicatorPtr* kept_world) {
   ControlClient& client = options.client;
   auto phase = [&](const char* name) {
     client.Send(PhaseMessage{.epoch = assignment.epoch, .phase = name, .detail = ""});
   };
   ProviderRegistry providers;
-  RegisterBuiltinProviders(providers);
   ASSIGN_OR_RETURN(const PreparedProcess prepared, PrepareProcess(options, assignment, providers));
   const JobSpec& spec = prepared.spec;
   const c10::Device device = prepared.device;
+  // In a recovery the index is on disk already, or to be built by each rank for itself.
+  if (assignment.epoch > 1) BeginData(spec, providers, assignment.rank == 0, kept);
 
   phase("forming");
   const absl::Duration start = options.clock.Steady();
@@ -159,7 +167,7 @@ absl::StatusOr<TrainingResult> RunAssignment(const SessionOptions& options,
                                  .epoch = assignment.epoch,
                                  .directives_through = assignment.directives_through,
                                  .device = device,
-                                 .process_start = options.clock.Steady(),
+                                 .process_start = process_start,
                                  .job_id = assignment.job_id,
                                  .place = PlaceOf(assignment),
                                  .examine_json = assignment.examine_json,
@@ -179,16 +187,22 @@ void EndEpoch(CommunicatorPtr& world) {
   world.reset();
 }
 
-// A spare: everything that needs no rank, so that the next assignment finds a warm process.
+// A spare: everything that needs no rank, so that the next assignment finds a warm process. It may
+// come at any time, and what is under way then goes on behind it (the data) or ends soon.
 absl::StatusOr<TrainingResult> WarmUp(const SessionOptions& options,
-                                      const AssignMessage& assignment) {
-  options.client.Send(PhaseMessage{.epoch = assignment.epoch, .phase = "warming up", .detail = ""});
+                                      const AssignMessage& assignment, AttemptState& kept,
+                                      bool is_warm) {
+  ControlClient& client = options.client;
+  client.Send(PhaseMessage{.epoch = assignment.epoch, .phase = "warming up", .detail = ""});
   ProviderRegistry providers;
   ASSIGN_OR_RETURN(const PreparedProcess prepared, PrepareProcess(options, assignment, providers));
-  // The first product of a process sets up the threads and the libraries behind it.
-  const at::Tensor a = at::ones({64, 64}, at::TensorOptions(prepared.device).dtype(at::kFloat));
-  const double sum = at::matmul(a, a).sum().item<double>();
-  return TrainingResult{.reason = absl::StrCat("warm (", sum, ")")};
+  BeginData(prepared.spec, providers, /*build_cache=*/false, kept);
+  if (is_warm) return TrainingResult{.reason = "warm from training"};
+  const absl::Status rehearsed = Rehearse(prepared.spec, prepared.device, options.clock,
+                                          [&client] { return client.IsWanted(); });
+  return TrainingResult{
+      .reason = absl::StrCat(
+          "warm", rehearsed.ok() ? "" : ", but for its first step: ", rehearsed.message())};
 }
 
 }  // namespace
@@ -198,7 +212,9 @@ int RunSession(const SessionOptions& options) {
   client.WatchThisThread();
   client.Send(HelloMessage{.pid = ::getpid()});
   AttemptState kept;
-  CommunicatorPtr kept_world;  // of the last assignment, until the next or the end
+  absl::Duration process_start;  // for its job
+  CommunicatorPtr kept_world;    // of the last assignment, until the next or the end
+  bool has_trained = false;      // this process, whatever job
   while (std::optional<AssignMessage> assignment = client.WaitForAssignment()) {
     SetLogName(assignment->rank < 0 ? "trainer spare"
                                     : absl::StrCat("trainer r", assignment->rank));
@@ -212,10 +228,12 @@ int RunSession(const SessionOptions& options) {
     if (kept.job_id != assignment->job_id) {
       kept = AttemptState();
       kept.job_id = assignment->job_id;
+      process_start = options.clock.Steady();
     }
     const auto run = [&]() -> absl::StatusOr<TrainingResult> {
-      if (assignment->rank < 0) return WarmUp(options, *assignment);
-      return RunAssignment(options, *assignment, kept, &kept_world);
+      const bool is_warm = std::exchange(has_trained, true);
+      if (assignment->rank < 0) return WarmUp(options, *assignment, kept, is_warm);
+      return RunAssignment(options, *assignment, process_start, kept, &kept_world);
     };
     const absl::StatusOr<TrainingResult> result = CatchExceptions(client, assignment->epoch, run);
     client.OnAbort(assignment->epoch, nullptr);
@@ -230,6 +248,7 @@ int RunSession(const SessionOptions& options) {
     if (assignment->rank < 0) {
       client.Send(PhaseMessage{.epoch = assignment->epoch, .phase = "spare", .detail = ""});
     } else if (result->yielded) {
+      if (result->told) continue;
       client.Send(PhaseMessage{.epoch = assignment->epoch, .phase = "yielded", .detail = ""});
     } else {
       client.Send(DoneMessage{

@@ -34,6 +34,9 @@ class StepAgreement {
   // this rank says; its directives and snapshots are filled in here.
   absl::StatusOr<AgreedStep> Agree(StepVote mine);
 
+  // Of a step that is held: what was agreed on is to be acted on when the step is committed.
+  void TakeBack(const std::vector<Directive>& directives) { log_.TakeBack(directives); }
+
   int64_t applied_through() const { return log_.applied_through(); }
 
  private:

@@ -56,6 +56,7 @@ StepMessage MakeStepMessage(const JobState& state, const TrainStepResult& step,
 
 std::string TrainingLog::Add(const StepMessage& step, const std::map<std::string, double>& losses,
                              int64_t train_iters) {
+  if (log_interval_ == 0) return "";
   step.skipped ? ++skipped_ : ++advanced_;
   if (step.skipped && !step.lm_loss.has_value()) ++nan_;
   elapsed_ms_ += step.elapsed_ms;

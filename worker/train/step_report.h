@@ -19,7 +19,8 @@ StepMessage MakeStepMessage(const JobState& state, const TrainStepResult& step,
 // The loss that stands for the job: "lm loss", or the first key.
 double MainLoss(const std::map<std::string, double>& losses);
 
-// One line for people. Averages are over the iterations since the last line.
+// One line for people. Averages are over the iterations since the last line. An interval of 0:
+// none.
 class TrainingLog {
  public:
   explicit TrainingLog(int64_t log_interval) : log_interval_(log_interval) {}

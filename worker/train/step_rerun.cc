@@ -95,31 +95,32 @@ absl::StatusOr<std::shared_ptr<StepRerun>> StepRerun::Create(const StepRerunOpti
                           .tracker = spec.result_rejected_tracker_filename};
   if (settings.tracker.has_value()) RETURN_IF_ERROR(AppendTo(*settings.tracker, ""));
   std::shared_ptr<StepRerun> rerun(new StepRerun(options, machine, settings));
-  if (earlier != nullptr) {
-    rerun->machine_.Load({.mode = machine.mode, .current_iteration = 0},
-                         RerunRankState{.large_values = earlier->machine_.spikes().stats()});
+  RerunRankState learned;
+  if (earlier != nullptr) learned.large_values = earlier->machine_.spikes().stats();
+  if (!options.large_values.empty()) {
+    ASSIGN_OR_RETURN(learned.large_values, MergeLargeValues(options.large_values));
   }
+  rerun->machine_.Load({.mode = machine.mode, .current_iteration = 0}, learned);
   if (!options.order_json.empty()) RETURN_IF_ERROR(rerun->Follow(options.order_json));
   return rerun;
 }
 
 absl::Status StepRerun::Follow(const std::string& order_json) {
-  ASSIGN_OR_RETURN(order_, DecodeExamineOrder(order_json));
-  switch (order_->kind) {
+  ASSIGN_OR_RETURN(const ExamineOrder order, DecodeExamineOrder(order_json));
+  switch (order.kind) {
     case ExamineOrder::Kind::kRepeat:
       return absl::OkStatus();
     case ExamineOrder::Kind::kAccept:
-      machine_.Accept(order_->iteration);
+      machine_.Accept(order.iteration);
       return absl::OkStatus();
     case ExamineOrder::Kind::kRerun:
-    case ExamineOrder::Kind::kLeave:
       break;
   }
   const auto rank = static_cast<size_t>(options_.rank);
-  if (rank >= order_->rank_jsons.size())
+  if (rank >= order.rank_jsons.size())
     return absl::InvalidArgumentError("the order about an examined step is of a smaller world");
-  ASSIGN_OR_RETURN(const RerunCommonState common, DecodeRerunCommon(order_->common_json));
-  ASSIGN_OR_RETURN(const RerunRankState state, DecodeRerunRank(order_->rank_jsons[rank]));
+  ASSIGN_OR_RETURN(const RerunCommonState common, DecodeRerunCommon(order.common_json));
+  ASSIGN_OR_RETURN(const RerunRankState state, DecodeRerunRank(order.rank_jsons[rank]));
   machine_.Load(common, state);
   return absl::OkStatus();
 }
@@ -146,14 +147,23 @@ void StepRerun::Report(ExamineReport::Stage stage) {
   }
   report.run = {.serial = absl::StrCat(machine_.place().node, " ", machine_.place().device),
                 .fingerprints = fingerprints_.Take()};
+  if (report.run.fingerprints.size() > kMaxFingerprints) {
+    report.run.fingerprints.clear();
+    report.run.complete = false;
+  }
+  held_iteration_ = stage == ExamineReport::Stage::kTransient ? 0 : report.iteration;
   options_.report(report.iteration, EncodeExamineReport(report));
 }
 
-std::optional<RejectedStep> StepRerun::OrderedToLeave() const {
-  if (!order_.has_value() || order_->kind != ExamineOrder::Kind::kLeave) return std::nullopt;
-  return RejectedStep{.checkpoint = order_->exit_code == kExitResumeToDisambiguate,
-                      .exit_code = order_->exit_code,
-                      .reason = order_->reason};
+std::optional<RejectedStep> StepRerun::LeavesBy(const Directive& directive) const {
+  const bool mine = directive.kind == Directive::Kind::kCheckpointAndExit &&
+                    directive.iteration == held_iteration_ && held_iteration_ > 0;
+  if (!mine) return std::nullopt;
+  const bool resumes = directive.exit_code == kExitResumeToDisambiguate;
+  // In a job that came back to the same device the checkpoint that it came from serves again.
+  return RejectedStep{.checkpoint = resumes && machine_.ExitOf().checkpoint,
+                      .exit_code = directive.exit_code,
+                      .reason = directive.reason};
 }
 
 absl::Status StepRerun::Validate(const std::vector<PassResult>& passes, const DataParallel& ddp) {

@@ -41,14 +41,17 @@ struct StepRerunOptions {
   // ExamineMessage's json, to the coordinator; null: nobody there decides about other hardware.
   std::function<void(int64_t iteration, const std::string& json)> report;
   std::string order_json;  // the assignment's examine_json
+  // EncodeLargeValues of the rank that this process goes on as, or of its peers; empty: those of
+  // the earlier attempt.
+  std::vector<std::string> large_values;
 };
 
 class StepRerun {
  public:
-  // A machine for the job; the statistics of large values of an earlier attempt's (or null) are
-  // kept. A step that was held for an examination is taken up as the order says, else it begins
-  // anew. FAILED_PRECONDITION: rerun.result_rejected_tracker_filename cannot be appended to;
-  // INVALID_ARGUMENT: the order cannot be read.
+  // A machine for the job; statistics of large values are taken over from where the options say, or
+  // from an earlier attempt's (or null). A step that was held for an examination is taken up as the
+  // order says, else it begins anew. FAILED_PRECONDITION: rerun.result_rejected_tracker_filename
+  // cannot be appended to; INVALID_ARGUMENT: the order cannot be read.
   static absl::StatusOr<std::shared_ptr<StepRerun>> Create(const StepRerunOptions& options,
                                                            const StepRerun* earlier);
 
@@ -83,8 +86,8 @@ class StepRerun {
   FingerprintLog& fingerprints() { return fingerprints_; }
   // Tells the coordinator what this run showed. Every rank does; then they hold the step.
   void Report(ExamineReport::Stage stage);
-  // The coordinator has decided that the job ends with the step that it holds.
-  std::optional<RejectedStep> OrderedToLeave() const;
+  // The step that is held, if the directive is to leave with it; nullopt: it is about another one.
+  std::optional<RejectedStep> LeavesBy(const Directive& directive) const;
 
   // The iterations that the tracker file says to skip, the same on every rank. Collective.
   static absl::StatusOr<std::vector<int64_t>> IterationsToSkip(const JobSpec& spec,
@@ -111,7 +114,7 @@ class StepRerun {
     std::function<void(int64_t iteration, const std::string& json)> report;
   };
   Attempt options_;
-  std::optional<ExamineOrder> order_;
+  int64_t held_iteration_ = 0;  // that was reported about; 0: none is held
   FingerprintLog fingerprints_;
   const Settings settings_;
   RerunMachine machine_;

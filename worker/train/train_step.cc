@@ -152,6 +152,7 @@ absl::StatusOr<TrainStepResult> TrainStep(JobState& state, const DataIterators& 
   }
   if (const RerunExit exit = machine.ExitOf(); exit.exit) {
     if (replayed.has_value()) rerun.NoteReplays(replayed->states());
+    agreement.TakeBack(directives);
     return LeaveRejected(state, exit);
   }
   if (agreed.decision.something_wrong) {

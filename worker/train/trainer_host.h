@@ -27,6 +27,8 @@ class TrainerHost {
   }
   // Directives that arrived since the last call, in any order, repeated or not.
   virtual std::vector<Directive> TakeDirectives() = 0;
+  // Blocks until some have arrived. None: `epoch` is over, or nobody would send any.
+  virtual std::vector<Directive> WaitForDirectives(int64_t /*epoch*/) { return {}; }
   // What this rank's groups are doing, for whoever asks whether it is alive: called from another
   // thread, until replaced. Null: nothing.
   virtual void WatchOperations(std::function<std::vector<OpArrival>()> /*newest*/) {}

@@ -45,7 +45,8 @@ struct TrainingResult {
   int exit_code = 0;
   std::string reason;  // "trained 300 iterations", "exit_interval=100 divides iteration 200", ...
   int64_t iteration = 0;  // completed
-  bool yielded = false;   // by directive: the job goes on in another epoch, with what is kept here
+  bool yielded = false;   // the job goes on in another epoch, with what is kept here
+  bool told = false;      // the agent has been told so
   bool helped = false;    // as a helper, which is not needed any more
 };
 

@@ -52,6 +52,16 @@ TEST(DirectiveLogTest, StartsBehindWhatAnEarlierEpochApplied) {
   EXPECT_TRUE(log.Apply(0).empty());
 }
 
+TEST(DirectiveLogTest, WhatWasNotActedOnIsTakenBack) {
+  DirectiveLog log(1);
+  for (const int64_t number : {2, 3, 5}) ASSERT_TRUE(log.Receive(Numbered(number)).ok());
+  log.TakeBack(log.Apply(3));
+  EXPECT_EQ(log.applied_through(), 1);
+  EXPECT_EQ(log.gap_free_through(), 3);
+  EXPECT_EQ(log.held(), (std::vector<Directive>{Numbered(2), Numbered(3), Numbered(5)}));
+  EXPECT_EQ(log.Apply(3), (std::vector<Directive>{Numbered(2), Numbered(3)}));
+}
+
 TEST(DirectiveLogTest, TwoContentsForOneNumberAreRefused) {
   DirectiveLog log;
   ASSERT_TRUE(log.Receive(Numbered(1)).ok());

@@ -45,6 +45,8 @@ std::vector<AgentToTrainer> ToTrainerSamples() {
           DirectiveMessage{3, {3, Directive::Kind::kStop, "cancel"}},
           DirectiveMessage{3, {4, Directive::Kind::kCheckpointAndStop, "ctrl-C"}},
           DirectiveMessage{3, {5, Directive::Kind::kTrace, "look", 7}},
+          DirectiveMessage{
+              3, {6, Directive::Kind::kCheckpointAndExit, "bad", std::nullopt, 12, 16}},
           AbortMessage{3, "rank 2 died"},
           ShutdownMessage{"drained"},
           reply,

@@ -55,6 +55,18 @@ TEST(RerunJsonTest, BetweenStepsNoIteratorIsKept) {
             R"("suspicious_node":""})");
 }
 
+TEST(RerunJsonTest, LargeValuesOfSeveralRanksAreTheLargest) {
+  const LargeValues one = {{"loss", {.num_seen = 100, .max_abs = 5}}};
+  const LargeValues two = {{"loss", {.num_seen = 40, .max_abs = 7.25}},
+                           {"other", {.num_seen = 1, .max_abs = 2}}};
+  EXPECT_EQ(*MergeLargeValues({EncodeLargeValues(one)}), one);
+  EXPECT_EQ(*MergeLargeValues({EncodeLargeValues(one), EncodeLargeValues(two)}),
+            (LargeValues{{"loss", {.num_seen = 100, .max_abs = 7.25}},
+                         {"other", {.num_seen = 1, .max_abs = 2}}}));
+  EXPECT_TRUE(MergeLargeValues({})->empty());
+  EXPECT_EQ(MergeLargeValues({"{"}).status().code(), absl::StatusCode::kDataLoss);
+}
+
 TEST(RerunJsonTest, DamageIsNamed) {
   EXPECT_THAT(
       std::string(DecodeRerunCommon(R"({"mode":"validate_results","state":9})").status().message()),

@@ -62,6 +62,18 @@ class CoordinatorRerunTest : public testing::Test {
     EXPECT_TRUE(order.ok()) << order.status() << " " << Job().examine_json();
     return order.value_or(ExamineOrder{});
   }
+  // The directive to leave.
+  Directive Left() const {
+    const std::vector<Directive> all = Job().directives().After(0);
+    if (all.empty()) {
+      ADD_FAILURE() << "no directive was given";
+      return {};
+    }
+    EXPECT_EQ(all.back().kind, Directive::Kind::kCheckpointAndExit);
+    EXPECT_EQ(all.back().iteration, 2);
+    EXPECT_FALSE(Job().change().has_value());
+    return all.back();
+  }
   std::vector<std::string> EventKinds() const {
     std::vector<std::string> kinds;
     for (const auto& event : Job().history().events().entries()) kinds.push_back(event.value.kind);
@@ -90,6 +102,8 @@ TEST_F(CoordinatorRerunTest, TwoRanksAreExchangedAndTheFaultyWorkerIsQuarantined
   Hold(ExamineReport::Stage::kElsewhere);
   EXPECT_EQ(Job().totals().rerun_verdicts.at("persistent"), 1);
   EXPECT_FALSE(cluster_.core().membership().FindWorker(faulty)->hold.quarantined.empty());
+  ASSERT_TRUE(Job().cause().has_value());
+  EXPECT_EQ(Job().cause()->kind, "rerun_persistent");
   // Its trainer is stopped, and recovery puts an idle worker in its place.
   cluster_.Advance(absl::Milliseconds(300));
   EXPECT_THAT((std::vector<std::string>{WorkerOf(0), WorkerOf(1)}), testing::Not(Contains(faulty)));
@@ -119,10 +133,15 @@ TEST_F(CoordinatorRerunTest, WithoutAnotherWorkerTheJobIsOrderedToLeaveWith16) {
   Train(1, 1);
   faults_[WorkerOf(0)] = 1000;
   Hold(ExamineReport::Stage::kInPlace);
-  EXPECT_EQ(Ordered().kind, ExamineOrder::Kind::kLeave);
-  EXPECT_EQ(Ordered().exit_code, 16);
-  Begin();
-  cluster_.ReportAll(job_, DoneMessage{.exit_code = 16, .reason = Ordered().reason});
+  const Directive leave = Left();
+  EXPECT_EQ(leave.exit_code, 16);
+  EXPECT_THAT(leave.reason, HasSubstr("found NaN in the local loss"));
+  EXPECT_EQ(cluster_.Sent<DirectiveBroadcast>(1).back().directive, leave);
+  EXPECT_EQ(Job().epoch(), 1) << "all ranks hold the step: no other epoch is needed";
+  EXPECT_EQ(Job().wait_phase(), WaitPhase::kSave) << "it is not waited for without end";
+  cluster_.Phase(job_, "saving");
+  EXPECT_EQ(Job().state(), JobState::kCheckpointing);
+  cluster_.ReportAll(job_, DoneMessage{.exit_code = 16, .reason = leave.reason});
   EXPECT_EQ(Job().state(), JobState::kExited);
   EXPECT_EQ(Job().exit_code(), 16);
 }
@@ -134,8 +153,36 @@ TEST_F(CoordinatorRerunTest, TheSameEverywhereEndsTheJobWith17) {
   Begin();
   Hold(ExamineReport::Stage::kElsewhere);
   EXPECT_EQ(Job().totals().rerun_verdicts.at("correct"), 1);
-  EXPECT_EQ(Ordered().kind, ExamineOrder::Kind::kLeave);
-  EXPECT_EQ(Ordered().exit_code, 17);
+  EXPECT_EQ(Left().exit_code, 17);
+  EXPECT_EQ(Job().epoch(), 2);
+}
+
+// Between the directive and its exit a rank dies: recovery follows, and the directive stands for
+// whoever holds that step again.
+TEST_F(CoordinatorRerunTest, TheDirectiveToLeaveOutlivesADeathOnTheWayOut) {
+  Train(2, 3);
+  data_fault_ = 500;
+  Hold(ExamineReport::Stage::kInPlace);
+  Begin();
+  Hold(ExamineReport::Stage::kElsewhere);
+  const Directive leave = Left();
+  cluster_.Report(job_, 1, ExitedReport{.signal = 9});
+  cluster_.Advance(absl::Milliseconds(500));
+  ASSERT_EQ(Job().epoch(), 3);
+  // Whoever hears it only now can obey at once when it holds the step.
+  for (const int node : {1, 2, 3}) {
+    const auto sent = cluster_.Sent<DirectiveBroadcast>(node);
+    if (sent.empty() || sent.back().epoch != 3) continue;
+    EXPECT_EQ(sent.back().directive, leave);
+  }
+  Begin();
+  Hold(ExamineReport::Stage::kInPlace);
+  const Directive again = Left();
+  EXPECT_EQ(again.number, leave.number + 1);
+  EXPECT_EQ(again.iteration, leave.iteration);
+  EXPECT_EQ(again.exit_code, leave.exit_code);
+  EXPECT_EQ(Job().epoch(), 3) << "no second examination";
+  EXPECT_EQ(Job().totals().rerun_verdicts.at("correct"), 1);
 }
 
 // A rank dies while the others hold the step: what they have said is not taken for a later hold.

@@ -108,6 +108,7 @@ TEST(HangJudgeTest, OneThatComputesIsSlowAndNobodyIsAccused) {
   EXPECT_EQ(verdict.kind, Kind::kSlow);
   EXPECT_THAT(verdict.culprits, IsEmpty());
   EXPECT_THAT(verdict.summary, HasSubstr("rank 2 computes"));
+  EXPECT_THAT(verdict.slow, ElementsAre(2));
   // Helpers of the thread may do the work, but not where they spin while they wait.
   Rank helped = Missing();
   helped.process_cpu_ms = 400;

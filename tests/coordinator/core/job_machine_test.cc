@@ -169,7 +169,7 @@ TEST_F(JobMachineTest, ASymptomAbortsAtOnceAndGivesWayToTheCause) {
   EXPECT_EQ(job_.state(), JobState::kRunning);
   EXPECT_EQ(Effects(), "abort end_rendezvous ");
   Advance(absl::Seconds(1));
-  job_.OnWorkerLost(1, "no sign of life", now_, &effects_);
+  job_.OnWorkerLost(1, FailureKind::kNodeLost, "no sign of life", now_, &effects_);
   EXPECT_EQ(job_.state(), JobState::kFailed);
   EXPECT_EQ(job_.cause()->rank, 1);
   EXPECT_THAT(job_.reason(), HasSubstr("worker w1 was lost: no sign of life"));
@@ -302,8 +302,9 @@ TEST_F(JobMachineTest, AFailureOnTheWayToACancelIsStillCancelled) {
   EXPECT_THAT(job_.reason(), HasSubstr("signal 11"));
 }
 
-TEST_F(JobMachineTest, AFailureOnTheWayToTheLastCheckpointFails) {
+TEST_F(JobMachineTest, AFailureOnTheWayToTheLastCheckpointFails) {  // with max_restarts=0
   Run();
+  Step(1);
   job_.Cancel(CancelMode::kCheckpointAndStop, "", now_, &effects_);
   Signal(0, 11);
   EXPECT_EQ(job_.state(), JobState::kFailed);

@@ -1,5 +1,6 @@
 // What a job does when something fails: who gets which rank, what agents are told, what is counted.
 #include "absl/strings/match.h"
+#include "coordinator/core/drain_text.h"
 #include "tests/coordinator/core/core_cluster.h"
 
 namespace muster {
@@ -198,8 +199,8 @@ TEST_F(RecoveryTest, TheBudgetEndsItWithTheFirstCauseAndWhatFollowed) {
   cluster_.Step(job_, 4);
   Kill(0);
   EXPECT_EQ(Job().state(), JobState::kFailed);
-  EXPECT_THAT(Job().reason(), AllOf(StartsWith("rank 0 ("), HasSubstr("recovery.max_restarts=1")));
-  EXPECT_EQ(Job().cause()->rank, 0);
+  EXPECT_THAT(Job().reason(), AllOf(StartsWith("rank 1 ("), HasSubstr("recovery.max_restarts=1")));
+  EXPECT_EQ(Job().cause()->rank, 1);
 }
 
 TEST_F(RecoveryTest, ASpareTakesTheRankOfALostNode) {
@@ -393,6 +394,21 @@ TEST_F(ReplayTest, AfterAnotherNumberOfReplicasRoundingMayDiffer) {
   EXPECT_EQ(Job().state(), JobState::kFailed);
 }
 
+TEST_F(ReplayTest, StepsWhoseReportsWereLostAreTold) {
+  Train({.max_restarts = 3}, 2, 1, 0);
+  Kill(0);
+  ComeThrough(4);
+  Report(4, 0.75, 8);
+  Report(5, 0.6, 10);
+  EXPECT_THAT(Events("ledger_gap"),
+              ElementsAre("steps 1-3 were committed, and their reports were lost with their "
+                          "worker"));
+  Kill(0);
+  ComeThrough(8);
+  Report(8, 0.4, 16);
+  EXPECT_THAT(Events("ledger_gap"), ElementsAre(HasSubstr("1-3"), HasSubstr("steps 6-7 were")));
+}
+
 // ---- moves
 
 TEST_F(RecoveryTest, DrainMovesARankToASpareBetweenTwoSteps) {
@@ -431,6 +447,49 @@ TEST_F(RecoveryTest, WithoutAnotherWorkerADrainedRankStays) {
   cluster_.Advance(absl::Seconds(1));
   EXPECT_FALSE(Job().change().has_value());
   EXPECT_EQ(Job().epoch(), 1);
+  const std::string waits =
+      absl::StrCat("drain waits: no spare and no idle worker for rank 1 (worker ", Rank(1).worker,
+                   "); add a worker, or `muster uncordon ", Rank(1).worker, "` lets it stay");
+  EXPECT_THAT(Events("drain_waits"), ElementsAre(waits));
+  const Worker& worker = *cluster_.core().membership().FindWorker(Rank(1).worker);
+  EXPECT_EQ(DrainText(Job(), worker), absl::StrCat(job_, ": ", waits));
+  cluster_.Join(3);  // and it is carried out
+  cluster_.Advance(absl::Milliseconds(100));
+  ASSERT_TRUE(Job().change().has_value());
+  EXPECT_EQ(DrainText(Job(), worker), absl::StrCat("rank 1 of ", job_, " moves to n3/0"));
+  EXPECT_EQ(Job().drain_waits(), "");
+}
+
+TEST_F(RecoveryTest, WhoeverDrainsHearsAtOnceThatItWaits) {
+  Train({.world_size = 3, .max_restarts = 3}, 3, 1);
+  cluster_.Handle(DrainWorker{.worker = "n1"});
+  EXPECT_THAT(Job().drain_waits(), HasSubstr("idle worker for rank 0 (worker n1/0)"));
+  cluster_.Handle(DrainWorker{.worker = "n2"});
+  EXPECT_THAT(Job().drain_waits(), HasSubstr("for ranks 0-1 (workers "));
+  cluster_.Join(4);
+  cluster_.Advance(absl::Milliseconds(100));  // one can move: the other one waits
+  EXPECT_EQ(Job().change()->moves.size(), 1u);
+  EXPECT_THAT(Job().drain_waits(), HasSubstr("for rank 1 ("));
+  cluster_.Handle(CordonWorker{.worker = "n2", .undo = true});
+  Kill(2);
+  ComeThrough(3);
+  cluster_.Step(job_, 4);
+  cluster_.Advance(absl::Milliseconds(200));
+  EXPECT_EQ(Job().drain_waits(), "");
+  EXPECT_EQ(Events("drain_waits").size(), 3u);
+}
+
+TEST_F(RecoveryTest, ADrainedSpareIsGivenBack) {
+  Train({.spares = 1, .max_restarts = 3}, 3, 1);
+  const std::string spare = Job().extras()[0].slot.worker;
+  cluster_.ReportFrom(spare, PhaseMessage{.phase = "spare"});
+  cluster_.Handle(DrainWorker{.worker = spare});
+  EXPECT_EQ(Job().num_spares(), 0);
+  EXPECT_FALSE(cluster_.core().membership().FindWorker(spare)->assignment.has_value());
+  cluster_.Join(4);
+  cluster_.Advance(absl::Milliseconds(200));
+  EXPECT_EQ(Job().num_spares(), 1);
+  EXPECT_EQ(Job().state(), JobState::kRunning);
 }
 
 TEST_F(RecoveryTest, RanksThatDoNotYieldAreAbortedAndMoved) {

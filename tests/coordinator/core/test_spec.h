@@ -20,6 +20,7 @@ struct TestSpecOptions {
   int tensor_parallel = 1;
   int wait_for_workers_s = 600;
   bool skip_poisoned_batch = false;
+  int restart_window_s = 3600;
 };
 
 inline std::string TestSpec(const TestSpecOptions& options = {}) {
@@ -37,8 +38,9 @@ inline std::string TestSpec(const TestSpecOptions& options = {}) {
       options.save.empty() ? ""
                            : absl::StrCat(R"("save": ")", options.save, R"(", "save_interval": 5)"),
       R"(}, "recovery": {"max_restarts": )", options.max_restarts, R"(, "snapshot_interval": )",
-      options.snapshot_interval, R"(, "max_failures_of_step": 100, "wait_for_workers_s": )",
-      options.wait_for_workers_s, options.elastic ? R"(, "elastic": true)" : "",
+      options.snapshot_interval, R"(, "max_failures_of_step": 100, "restart_window_s": )",
+      options.restart_window_s, R"(, "wait_for_workers_s": )", options.wait_for_workers_s,
+      options.elastic ? R"(, "elastic": true)" : "",
       options.skip_poisoned_batch ? R"(, "skip_poisoned_batch": true)" : "",
       R"(}, "resources": {"world_size": )", options.world_size, R"(, "spares": )", options.spares,
       R"(, "priority": )", options.priority, "}}");

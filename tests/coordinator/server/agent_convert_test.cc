@@ -125,6 +125,12 @@ TEST(AgentConvertTest, ALaunchTellsAllThatARecoveryNeeds) {
   EXPECT_TRUE(proto.assignments(1).has_buddy());
   EXPECT_EQ(proto.assignments(1).buddy(), 0);
   EXPECT_EQ(ToProto(AgentMessage(ForgetJobMessage{"job"})).forget_job().job_id(), "job");
+  const Directive leave{4, Directive::Kind::kCheckpointAndExit, "bad", std::nullopt, 12, 16};
+  const v1::Directive directive =
+      ToProto(AgentMessage(DirectiveBroadcast{"job", 2, leave})).directive();
+  EXPECT_EQ(directive.kind(), v1::DIRECTIVE_KIND_CHECKPOINT_AND_EXIT);
+  EXPECT_EQ(directive.iteration(), 12);
+  EXPECT_EQ(directive.exit_code(), 16);
   const v1::Probe probe = ToProto(AgentMessage(ProbeOrder{"job", 2, 7})).probe();
   EXPECT_EQ(probe.job_id(), "job");
   EXPECT_EQ(probe.epoch(), 2);

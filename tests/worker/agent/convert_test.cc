@@ -171,6 +171,18 @@ TEST(ConvertTest, ProbesAndForgottenJobs) {
   EXPECT_EQ(std::get<ForgetJobOrder>(*ToOrder(response)).job_id, "old");
 }
 
+TEST(ConvertTest, ADirectiveToLeaveNamesItsStep) {
+  v1::ConnectResponse response;
+  v1::Directive* directive = response.mutable_directive();
+  directive->set_number(4);
+  directive->set_kind(v1::DIRECTIVE_KIND_CHECKPOINT_AND_EXIT);
+  directive->set_iteration(12);
+  directive->set_exit_code(16);
+  const auto order = std::get<DirectiveOrder>(*ToOrder(response));
+  EXPECT_EQ(order.directive,
+            (Directive{4, Directive::Kind::kCheckpointAndExit, "", std::nullopt, 12, 16}));
+}
+
 TEST(ConvertTest, MessagesOfANewerCoordinatorAreSkipped) {
   EXPECT_FALSE(ToOrder(v1::ConnectResponse()).has_value());
   v1::ConnectResponse response;

@@ -43,9 +43,11 @@ TEST(StateTransferTest, OneIsFilledFromReplicasBitForBit) {
     if (world->rank() == 1) {
       request.wants = {Whole("w", w), Whole("m", m)};
       request.wants_texts = {"common"};
+      request.likes_texts = {"also", "nobody's"};
     } else {
       request.gives = {Whole("w", weights), Whole("m", moments)};
       request.gives_texts = {{"common", "{\"iteration\": 7}"}};
+      if (world->rank() == 2) request.gives_texts["also"] = "of 2";
     }
     const auto result = TransferState(request, *world);
     if (!result.ok()) return result.status();
@@ -54,6 +56,8 @@ TEST(StateTransferTest, OneIsFilledFromReplicasBitForBit) {
       EXPECT_TRUE(at::equal(w, weights));
       EXPECT_TRUE(at::equal(m, moments));
       EXPECT_EQ(result->texts.at("common"), "{\"iteration\": 7}");
+      EXPECT_EQ(result->texts.at("also"), "of 2");
+      EXPECT_FALSE(result->texts.contains("nobody's"));
       EXPECT_EQ(result->bytes_received, result->bytes_moved);
     } else {
       EXPECT_GT(result->bytes_sent, 0) << "the replicas share the work";

@@ -106,6 +106,22 @@ TEST_F(ControlClientTest, DirectivesOfTheNextAttemptWaitForIt) {
   EXPECT_THAT(client_.TakeDirectives(), SizeIs(1));
 }
 
+// Of a rank that holds a step.
+TEST_F(ControlClientTest, WhoeverWaitsForDirectivesGetsThemOrTheEndOfTheEpoch) {
+  EXPECT_EQ(Begin(5), 5);
+  agent_.Send(Order(4, 1));
+  agent_.Send(Order(5, 2));
+  const std::vector<Directive> come = client_.WaitForDirectives(5);
+  ASSERT_THAT(come, SizeIs(1));
+  EXPECT_EQ(come[0].number, 2);
+  std::thread waiter([&] { EXPECT_THAT(client_.WaitForDirectives(5), IsEmpty()); });
+  agent_.Send(Assign(6));
+  agent_.Send(Order(6, 3));
+  waiter.join();
+  EXPECT_THAT(client_.WaitForDirectives(5), IsEmpty());
+  EXPECT_THAT(client_.WaitForDirectives(6), SizeIs(1));
+}
+
 TEST_F(ControlClientTest, UniqueIdOfThisEpochOnly) {
   EXPECT_EQ(Begin(5), 5);
   agent_.Send(UniqueIdMessage{.epoch = 4, .id = "old"});

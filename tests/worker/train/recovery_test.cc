@@ -2,16 +2,20 @@
 // from what the survivors hold: with the bits of the unbroken run, and no step committed twice.
 
 #include <algorithm>
+#include <filesystem>
 #include <memory>
 #include <set>
 
+#include <ATen/Context.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/spec/spec_json.h"
 #include "tests/worker/train/faulty_communicator.h"
 #include "tests/worker/train/train_test_util.h"
+#include "worker/provider/builtin.h"
 #include "worker/train/attempt_state.h"
 
 namespace muster {
@@ -218,6 +222,29 @@ TEST(RecoveryTest, AStepIsFinishedByARankThatNeverHeardTheAgreement) {
   }
 }
 
+// Reports that were under way when the rank that speaks for the job died with its agent.
+TEST(RecoveryTest, ANewReporterTellsAllTheStepsThatTheLedgerLacks) {
+  TrainTestRoot root;
+  const std::string spec =
+      root.Spec(kDropout + Settings{absl::StrCat("training.train_iters=", kIterations),
+                                    "resources.world_size=2"});
+  Cluster unbroken(spec, 2);
+  const auto counted = MakePlan(-1);
+  unbroken.RunEpoch({counted});
+  int64_t fourth = 0;
+  for (int nth = 0; nth < 4; ++fourth)
+    if (counted->names[fourth] == Agreement()) ++nth;
+  Cluster cluster(spec, 2);
+  cluster.RunEpoch({MakePlan(fourth - 1)});
+  ASSERT_THAT(cluster.steps(), SizeIs(3));
+  cluster.LoseNewestReport();
+  cluster.LoseNewestReport();
+  cluster.Replace(0);
+  for (const RankRun& run : cluster.RunEpoch()) ASSERT_TRUE(run.status.ok()) << run.status;
+  EXPECT_EQ(cluster.restored()[0].iteration, 3);
+  ExpectSameSteps(cluster.steps(), unbroken.steps());
+}
+
 TEST(RecoveryTest, SurvivorsOfAnotherDeathWhileTheyRestore) {
   TrainTestRoot root;
   const std::string spec =
@@ -260,6 +287,156 @@ TEST(RecoveryTest, ADirectiveMovesARankThroughAHelperWithoutLoss) {
   EXPECT_EQ(cluster.restored()[0].iteration, 2);
   EXPECT_EQ(cluster.restored()[0].source, "live");
   ExpectSameSteps(cluster.steps(), unbroken.steps());
+}
+
+// Layer-wise Muon: ranks update different parameters, and an epoch may end when each has its own of
+// a step and the others' of the step before.
+TEST(RecoveryTest, LayerWiseMuonMovesARankInTheMiddleOfAStep) {
+  for (const char* dtype : {"training.bf16=false", "training.bf16=true"}) {
+    TrainTestRoot root;
+    const std::string spec =
+        root.Spec(kDropout + Settings{absl::StrCat("training.train_iters=", kIterations), dtype,
+                                      "resources.world_size=2", "optimizer.optimizer=dist_muon"});
+    Cluster unbroken(spec, 2);
+    const auto counted = MakePlan(-1);
+    unbroken.RunEpoch({nullptr, counted});
+    int live = 0;
+    for (int64_t at = 10; at < counted->operations; ++at) {
+      SCOPED_TRACE(absl::StrCat(dtype, ", operation ", at, " of ", counted->operations, ", ",
+                                counted->names[at]));
+      Cluster cluster(spec, 2);
+      cluster.RunEpoch({nullptr, MakePlan(at)});
+      // The process whose groups failed helps, and another one takes its place.
+      cluster.Resize(spec, 3);
+      cluster.Swap(1, 2);
+      for (const RankRun& run : cluster.RunEpoch({}, {.num_helpers = 1}))
+        ASSERT_TRUE(run.status.ok()) << run.status;
+      ASSERT_THAT(cluster.restored(), SizeIs(1));
+      live += cluster.restored()[0].source == "live" ? 1 : 0;
+      ASSERT_THAT(cluster.steps(), SizeIs(kIterations));
+      ExpectSameSteps(cluster.steps(), unbroken.steps());
+      if (HasFailure()) return;
+    }
+    EXPECT_GT(live, 10);
+  }
+}
+
+// Whatever a new rank's memory held before: a value that nobody gave would be a NaN here.
+TEST(RecoveryTest, ANewRankIsGivenEveryElementOfItsModel) {
+  at::globalContext().setDeterministicAlgorithms(true, /*warn_only=*/true);
+  at::globalContext().setDeterministicFillUninitializedMemory(true);
+  for (const Settings& layout : {Settings{}, Settings{"parallel.pipeline_model_parallel_size=2"},
+                                 Settings{"parallel.tensor_model_parallel_size=2",
+                                          "model.swiglu=true", "model.ffn_hidden_size=32"},
+                                 Settings{"model.num_experts=4", "model.add_bias_linear=false",
+                                          "model.moe_token_dispatcher_type=alltoall"}}) {
+    SCOPED_TRACE(layout.empty() ? "data parallel" : layout[0]);
+    TrainTestRoot root;
+    const std::string spec =
+        root.Spec(kDropout + layout +
+                  Settings{absl::StrCat("training.train_iters=", kIterations), "training.bf16=true",
+                           "resources.world_size=4", "model.make_vocab_size_divisible_by=64"});
+    Cluster unbroken(spec, 4);
+    const auto counted = MakePlan(-1);
+    unbroken.RunEpoch({counted});
+    int64_t third = 0;
+    for (int nth = 0; nth < 3; ++third)
+      if (counted->names[third] == Agreement()) ++nth;
+    Cluster cluster(spec, 4);
+    cluster.RunEpoch({nullptr, MakePlan(third)});
+    cluster.Replace(1);
+    for (const RankRun& run : cluster.RunEpoch()) ASSERT_TRUE(run.status.ok()) << run.status;
+    ASSERT_THAT(cluster.restored(), SizeIs(1));
+    EXPECT_EQ(cluster.restored()[0].source, "live");
+    ExpectSameSteps(cluster.steps(), unbroken.steps());
+  }
+}
+
+// What begins anew begins as ever, whatever epoch it is.
+TEST(RecoveryTest, WithoutAStateTheParametersAreDrawnAsInTheFirstEpoch) {
+  TrainTestRoot root;
+  const std::string spec =
+      root.Spec(kDropout + Settings{absl::StrCat("training.train_iters=", kIterations),
+                                    "resources.world_size=2"});
+  Cluster unbroken(spec, 2);
+  unbroken.RunEpoch();
+  Cluster cluster(spec, 2);
+  cluster.RunEpoch({nullptr, MakePlan(3)});
+  for (const int rank : {0, 1}) cluster.Replace(rank);
+  for (const RankRun& run : cluster.RunEpoch()) ASSERT_TRUE(run.status.ok()) << run.status;
+  ExpectSameSteps(cluster.steps(), unbroken.steps());
+}
+
+// A rank dies at any place of a step at whose end the job is to leave, its last save included.
+TEST(RecoveryTest, AJobThatIsToLeaveIsNotTrainedOn) {
+  TrainTestRoot root;
+  const auto spec_of = [&](const std::string& folder) {
+    return root.Spec(kDropout + Settings{absl::StrCat("training.train_iters=", kIterations),
+                                         "training.exit_interval=2", "resources.world_size=2",
+                                         absl::StrCat("checkpoint.save=", root / folder),
+                                         TrainTestRoot::kNoInterval});
+  };
+  Cluster unbroken(spec_of("unbroken"), 2);
+  const auto counted = MakePlan(-1);
+  unbroken.RunEpoch({nullptr, counted});
+  ASSERT_THAT(unbroken.steps(), SizeIs(2));
+  int64_t second = 0;
+  for (int nth = 0; nth < 2; ++second)
+    if (counted->names[second] == Agreement()) ++nth;
+  ASSERT_LT(second + 3, counted->operations) << "the save is among them";
+  for (int64_t at = second - 2; at < counted->operations; ++at) {
+    SCOPED_TRACE(
+        absl::StrCat("operation ", at, " of ", counted->operations, ", ", counted->names[at]));
+    const std::string folder = absl::StrCat("broken", at);
+    Cluster cluster(spec_of(folder), 2);
+    cluster.RunEpoch({nullptr, MakePlan(at)});
+    cluster.Replace(1);
+    for (const RankRun& run : cluster.RunEpoch()) {
+      ASSERT_TRUE(run.status.ok()) << run.status;
+      EXPECT_EQ(run.exit_code, 0);
+      EXPECT_THAT(run.reason, HasSubstr("exit_interval 2"));
+    }
+    ExpectSameSteps(cluster.steps(), unbroken.steps());
+    EXPECT_EQ(TensorFiles(root / (folder + "/iter_0000002")),
+              TensorFiles(root / "unbroken/iter_0000002"));
+    if (HasFailure()) return;
+  }
+}
+
+TEST(RecoveryTest, DataThatWasOpenedWhileWaitingIsUsed) {
+  TrainTestRoot root;
+  const std::string spec =
+      root.Spec({absl::StrCat("training.train_iters=", kIterations), "resources.world_size=2"});
+  Cluster unbroken(spec, 2);
+  unbroken.RunEpoch();
+  Cluster cluster(spec, 2);
+  cluster.RunEpoch({nullptr, MakePlan(12)});
+  cluster.Replace(1);
+  ProviderRegistry providers;
+  RegisterBuiltinProviders(providers);
+  std::unique_ptr<WarmData> warm =
+      WarmData::Begin(ParseJobSpec(spec).spec, providers, /*build_cache=*/false);
+  ASSERT_NE(warm, nullptr);
+  warm->Await();
+  cluster.kept(1).warm_data = std::move(warm);
+  // Nobody could open them now.
+  for (const char* file : {"data.bin", "data.idx"}) std::filesystem::remove(root / file);
+  for (const RankRun& run : cluster.RunEpoch()) ASSERT_TRUE(run.status.ok()) << run.status;
+  ExpectSameSteps(cluster.steps(), unbroken.steps());
+}
+
+TEST(RecoveryTest, DataOfOtherNumbersOfSamplesOrThatCannotBeOpenedIsOpenedAgain) {
+  TrainTestRoot root;
+  const std::string spec = root.Spec();
+  ProviderRegistry providers;
+  RegisterBuiltinProviders(providers);
+  for (const Settings& other : {Settings{"training.train_iters=7"},
+                                Settings{absl::StrCat("data.data_path=[\"", root / "no", "\"]")}}) {
+    AttemptState kept;
+    kept.warm_data = WarmData::Begin(ParseJobSpec(root.Spec(other)).spec, providers, false);
+    const auto runs = RunJob(spec, {.kept = [&](int) { return &kept; }});
+    ExpectSameSteps(StepsOf(runs), Train(spec));
+  }
 }
 
 TEST(RecoveryTest, FewerAndMoreReplicasGoOnFromLiveState) {

@@ -404,6 +404,7 @@ class ElsewhereTest : public RerunTest {
     options.node = absl::StrCat("node of epoch ", epoch_);
     options.kept = [&, workers](int rank) { return &kept_[static_cast<size_t>(workers[rank])]; };
     if (order != nullptr) options.examine_json = EncodeExamineOrder(*order);
+    options.script = script_;
     options.providers = [&, workers, from](int rank, ProviderRegistry& providers) {
       Faults faults{.rank = workers[rank] == faulty_ ? rank : -1, .fatal = true};
       for (int64_t pass = from; pass < from + 100; ++pass) faults.passes.insert(pass);
@@ -428,6 +429,13 @@ class ElsewhereTest : public RerunTest {
     }
     return reports;
   }
+  static Directive LeaveWith(int exit_code) {
+    return {.number = 1,
+            .kind = Directive::Kind::kCheckpointAndExit,
+            .reason = "no other device is here",
+            .iteration = 2,
+            .exit_code = exit_code};
+  }
   static ExamineOrder OrderOf(ExamineOrder::Kind kind, const std::vector<ExamineReport>& reports) {
     ExamineOrder order{.kind = kind, .iteration = 2, .common_json = reports[0].common_json};
     for (const ExamineReport& report : reports) order.rank_jsons.push_back(report.rank_json);
@@ -441,6 +449,7 @@ class ElsewhereTest : public RerunTest {
 
   std::vector<AttemptState> kept_ = std::vector<AttemptState>(3);
   std::string spec_;
+  std::function<void(int rank, ScriptedHost& host)> script_;
   int faulty_ = 1;
   int64_t epoch_ = 0;
 };
@@ -522,24 +531,124 @@ TEST_F(ElsewhereTest, WhatIsTheSameEverywhereIsAcceptedOrEndsTheJobAsTheOrderSay
   EXPECT_EQ(accepted[0].iteration, 2);
 }
 
-TEST_F(ElsewhereTest, WithoutAnotherDeviceTheOrderIsToLeaveWithACheckpointThatContinues) {
+TEST_F(ElsewhereTest, TheDirectiveToLeaveIsObeyedAtTheStepThatIsHeldWithACheckpointThatContinues) {
   spec_ = Spec(Settings{"resources.world_size=2", "rerun.rerun_elsewhere=true"} + Saving("left"));
-  const auto first = ReportsOf(Epoch({0, 1}, 3));
-  ASSERT_EQ(first.size(), 2u);
-  ExamineOrder leave = OrderOf(ExamineOrder::Kind::kLeave, first);
-  leave.exit_code = 16;
-  leave.reason = "no other device is here";
-  const auto left = Epoch({0, 1}, 1, &leave);
+  const Directive leave = LeaveWith(16);
+  script_ = [&](int, ScriptedHost& host) { host.while_held = {leave}; };
+  const auto left = Epoch({0, 1}, 3);
   ExpectLeft(left, 16);
+  EXPECT_FALSE(left[0].yielded);
   EXPECT_EQ(left[0].reason, leave.reason);
   ASSERT_THAT(left[0].host->All<CheckpointMessage>(), SizeIs(1));
-  // Another job goes on with it, on other hardware.
+  EXPECT_EQ(left[0].host->All<CheckpointMessage>()[0].iteration, 1);
+  for (const RankRun& rank : left) {
+    std::vector<std::string> phases;
+    for (const PhaseMessage& message : rank.host->All<PhaseMessage>())
+      phases.push_back(message.phase);
+    EXPECT_THAT(phases, testing::IsSupersetOf({"yielded", "saving"})) << "held, then saved";
+  }
+  // Another job goes on with it, on other hardware; it comes back to the same, too.
   kept_ = std::vector<AttemptState>(3);
   epoch_ = 10;
+  script_ = {};
   const auto resumed = ReportsOf(Epoch({0, 1}, 1000));
   ASSERT_EQ(resumed.size(), 2u);
   EXPECT_EQ(resumed[1].stage, ExamineReport::Stage::kElsewhere);
   EXPECT_TRUE(resumed[1].followed && resumed[1].differs);
+  // With 17 nothing is saved.
+  kept_ = std::vector<AttemptState>(3);
+  script_ = [&](int, ScriptedHost& host) { host.while_held = {LeaveWith(17)}; };
+  const auto failed = Epoch({0, 1}, 1000);
+  ExpectLeft(failed, 17);
+  EXPECT_THAT(failed[0].host->All<CheckpointMessage>(), IsEmpty());
+}
+
+TEST_F(ElsewhereTest, ADirectiveToLeaveWithAnotherStepIsNotObeyed) {
+  spec_ = Spec(Settings{"resources.world_size=2", "rerun.rerun_elsewhere=true"} + Saving("other"));
+  Directive other = LeaveWith(16);
+  other.iteration = 3;
+  script_ = [&](int, ScriptedHost& host) {
+    host.deliveries[1] = {other};
+    host.while_held = {other};
+  };
+  const auto held = Epoch({0, 1}, 3);
+  EXPECT_TRUE(held[0].yielded);
+  EXPECT_EQ(held[0].exit_code, 0);
+  // Where the step comes out well, one that is about it is void.
+  kept_ = std::vector<AttemptState>(3);
+  epoch_ = 10;
+  script_ = [&](int, ScriptedHost& host) { host.deliveries[2] = {LeaveWith(16)}; };
+  const auto good = Epoch({0, 1}, 1000);
+  EXPECT_FALSE(good[0].yielded);
+  EXPECT_EQ(good[0].exit_code, 0);
+  EXPECT_EQ(good[0].iteration, 4);
+}
+
+// It came with the step's agreement, as a rank had died before all could obey it.
+TEST_F(ElsewhereTest, ADirectiveToLeaveThatIsHereAlreadyIsObeyed) {
+  spec_ = Spec(Settings{"resources.world_size=2", "rerun.rerun_elsewhere=true"} + Saving("here"));
+  script_ = [&](int, ScriptedHost& host) { host.deliveries[2] = {LeaveWith(16)}; };
+  ExpectLeft(Epoch({0, 1}, 3), 16);
+}
+
+// What was agreed on at the end of a step that is held then is not lost.
+TEST_F(ElsewhereTest, DirectivesOfAHeldStepAreActedOnWhenItIsCommitted) {
+  spec_ = Spec(Settings{"resources.world_size=2", "rerun.rerun_elsewhere=true"} + Saving("asked"));
+  const Directive save{1, Directive::Kind::kCheckpoint, "asked for"};
+  script_ = [&](int, ScriptedHost& host) { host.deliveries[2] = {save}; };
+  const auto held = Epoch({0, 1}, 3);
+  ASSERT_TRUE(held[0].yielded);
+  EXPECT_THAT(held[0].host->All<CheckpointMessage>(), IsEmpty());
+  // The coordinator says again what no step has confirmed.
+  script_ = [&](int, ScriptedHost& host) { host.deliveries[1] = {save}; };
+  const ExamineOrder repeat{.kind = ExamineOrder::Kind::kRepeat, .iteration = 2};
+  const auto end = Epoch({0, 2, 1}, 1000, &repeat);
+  ASSERT_TRUE(end[0].status.ok()) << end[0].status;
+  const auto checkpoints = end[0].host->All<CheckpointMessage>();
+  ASSERT_FALSE(checkpoints.empty());
+  EXPECT_EQ(checkpoints[0].iteration, 2);
+}
+
+// ---- what is usual is not learned anew by a process that takes a rank over.
+
+class TakenOverTest : public RerunTest {
+ protected:
+  // Runs until a reform after `steps`, then goes on in `workers[0]` (ranks) with that at pass
+  // `spike` of rank 0.
+  std::vector<RankRun> GoOn(const std::string& spec, int64_t steps, int ranks,
+                            const std::vector<int>& workers, int64_t spike) {
+    RunOptions options = With(Faults{.check = false});
+    options.kept = [&](int rank) { return &kept_[static_cast<size_t>(rank)]; };
+    options.script = [&](int, ScriptedHost& host) {
+      host.deliveries[steps] = {{1, Directive::Kind::kReform, "a rank moves"}};
+    };
+    for (const RankRun& run : RunJob(spec, options)) EXPECT_TRUE(run.yielded) << run.status;
+    RunOptions next = With(Faults{.passes = {spike}, .check = false});
+    next.kept = [&](int rank) {
+      return &kept_[static_cast<size_t>(workers[static_cast<size_t>(rank)])];
+    };
+    next.epoch = 2;
+    next.directives_through = 1;
+    next.ledger_through = steps;
+    next.num_helpers = static_cast<int>(workers.size()) - ranks;
+    return RunJob(spec, next);
+  }
+  std::vector<AttemptState> kept_ = std::vector<AttemptState>(4);
+};
+
+TEST_F(TakenOverTest, LargestLossesComeAlongWithAMovedRank) {
+  const auto ranks = GoOn(Spec({"rerun.check_for_spiky_loss=true", "training.train_iters=28"}), 26,
+                          1, {2, 0}, /*spike=*/2);
+  EXPECT_THAT(Events(ranks[0]), ElementsAre(HasSubstr("iteration 27: spiky loss"),
+                                            HasSubstr("first_rerun_not_reproducible")));
+}
+
+TEST_F(TakenOverTest, LargestLossesOfAPeerServeWhereAProcessIsNew) {
+  const auto ranks = GoOn(Spec({"rerun.check_for_spiky_loss=true", "training.train_iters=54",
+                                "resources.world_size=2"}),
+                          52, 2, {2, 1}, /*spike=*/1);
+  EXPECT_THAT(Events(ranks[0]), ElementsAre(HasSubstr("iteration 53: spiky loss"),
+                                            HasSubstr("first_rerun_not_reproducible")));
 }
 
 TEST_F(ElsewhereTest, ATransientFatalErrorIsAcceptedAndTold) {

@@ -145,6 +145,12 @@ TEST(SnapshotRecoveryTest, DistributedOptimizerBf16ThatGathersBehindForward) {
        "parallel.ddp_bucket_size=2000"},
       2, 0);
 }
+TEST(SnapshotRecoveryTest, LayerWiseMuon) {
+  ExpectRestoredFromSnapshots({"optimizer.optimizer=dist_muon"});
+}
+TEST(SnapshotRecoveryTest, LayerWiseMuonBf16) {
+  ExpectRestoredFromSnapshots({"optimizer.optimizer=dist_muon", "training.bf16=true"}, 2, 0);
+}
 TEST(SnapshotRecoveryTest, PipelineParallel) {
   ExpectRestoredFromSnapshots({"parallel.pipeline_model_parallel_size=2"});
 }

@@ -201,6 +201,11 @@ absl::Status ScriptedHost::SendTracePiece(TracePieceMessage piece, absl::Duratio
   return absl::OkStatus();
 }
 
+std::vector<Directive> ScriptedHost::WaitForDirectives(int64_t) {
+  MutexLock lock(&mu_);
+  return std::exchange(while_held, {});
+}
+
 bool ScriptedHost::ExitSignalReceived() {
   return ++asked_for_ >= signal_before_step.value_or(INT64_MAX);
 }

@@ -56,11 +56,13 @@ class ScriptedHost final : public TrainerHost {
  public:
   void Send(TrainerToAgent message) override;
   std::vector<Directive> TakeDirectives() override;
+  std::vector<Directive> WaitForDirectives(int64_t epoch) override;
   bool ExitSignalReceived() override;
   absl::Status SendTracePiece(TracePieceMessage piece, absl::Duration limit) override;
 
   // The script, written before the run.
   std::map<int64_t, std::vector<Directive>> deliveries;    // step -> what arrives before its end
+  std::vector<Directive> while_held;                       // once, to whoever waits for some
   std::optional<int64_t> signal_before_step;               // from this step on
   std::map<int64_t, std::function<void()>> before_end_of;  // step -> done before it is committed
 
