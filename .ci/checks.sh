@@ -6,6 +6,8 @@ set -euo pipefail
 
 format() { need_tools; .ci/fmt.sh --check; }
 layers() { python3 .ci/layers.py; }
+# What the pages name is there.
+docs() { python3 .ci/failures.py; }
 deploy_files() {
   shellcheck -x dev .ci/*.sh .ci/run cmake/*.sh
   [ ! -d deploy/slurm ] || shellcheck deploy/slurm/*.sbatch
@@ -32,6 +34,7 @@ tidy() { need_tools; configure dev; cmake --build build --target muster_proto >/
 
 phase format format
 phase layers layers
+phase docs docs
 phase deploy deploy_files
 phase metrics metrics
 phase cuda cuda

@@ -57,7 +57,7 @@ def _known(job, since, kinds, limit_s=20):
 
 
 def _deaths(rounds):
-    """A trainer's: what the kernel needs to take its memory away is in it, since it tells nobody before."""
+    """Of trainers, both ranks in turns."""
     cluster = Cluster(2)
     job = Job(cluster, 2)
     try:
