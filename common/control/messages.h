@@ -42,7 +42,7 @@ struct Directive {
   Kind kind = Kind::kCheckpoint;
   std::string reason;  // "requested by cancel", ...
   std::optional<int64_t> iterations =
-      std::nullopt;  // kTrace: how many steps to trace, from the next one on
+      std::nullopt;       // kTrace: how many steps to trace, from the next one on
   int64_t iteration = 0;  // kCheckpointAndExit: the step, from 1 on
   int exit_code = 0;      // the same
   bool operator==(const Directive&) const = default;

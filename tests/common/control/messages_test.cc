@@ -38,19 +38,19 @@ std::vector<AgentToTrainer> ToTrainerSamples() {
   reply.error = "none";
   reply.error_code = 4;
   reply.entries = {{"k/0", "00ff"}, {"k/1", ""}};
-  return {assign,
-          UniqueIdMessage{3, "a0b1"},
-          DirectiveMessage{3, {1, Directive::Kind::kCheckpoint, "asked"}},
-          DirectiveMessage{3, {2, Directive::Kind::kEvaluate, ""}},
-          DirectiveMessage{3, {3, Directive::Kind::kStop, "cancel"}},
-          DirectiveMessage{3, {4, Directive::Kind::kCheckpointAndStop, "ctrl-C"}},
-          DirectiveMessage{3, {5, Directive::Kind::kTrace, "look", 7}},
-          DirectiveMessage{
-              3, {6, Directive::Kind::kCheckpointAndExit, "bad", std::nullopt, 12, 16}},
-          AbortMessage{3, "rank 2 died"},
-          ShutdownMessage{"drained"},
-          reply,
-          ProbeMessage{.epoch = 3, .request = 8}};
+  return {
+      assign,
+      UniqueIdMessage{3, "a0b1"},
+      DirectiveMessage{3, {1, Directive::Kind::kCheckpoint, "asked"}},
+      DirectiveMessage{3, {2, Directive::Kind::kEvaluate, ""}},
+      DirectiveMessage{3, {3, Directive::Kind::kStop, "cancel"}},
+      DirectiveMessage{3, {4, Directive::Kind::kCheckpointAndStop, "ctrl-C"}},
+      DirectiveMessage{3, {5, Directive::Kind::kTrace, "look", 7}},
+      DirectiveMessage{3, {6, Directive::Kind::kCheckpointAndExit, "bad", std::nullopt, 12, 16}},
+      AbortMessage{3, "rank 2 died"},
+      ShutdownMessage{"drained"},
+      reply,
+      ProbeMessage{.epoch = 3, .request = 8}};
 }
 
 StepMessage FullStep() {
