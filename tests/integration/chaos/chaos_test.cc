@@ -28,6 +28,8 @@ class ChaosRuns {
   ChaosRuns(const ChaosLayout& layout, int train_iters)
       : layout_(layout), spec_(ChaosSpec(layout, train_iters)), chaos_(layout.slots_of_node) {
     unbroken_ = UnbrokenOf(chaos_.cluster(), spec_);
+    MakeUnruly(chaos_.cluster().folder().path(), &spec_);
+    SetPace(chaos_.cluster().folder().path(), kBriskPace);
   }
 
   void Run(uint32_t seed, int num_faults) {
@@ -57,7 +59,7 @@ class ChaosRuns {
   }
 
   const ChaosLayout layout_;
-  const json spec_;
+  json spec_;
   ChaosCluster chaos_;
   UnbrokenRun unbroken_;
 };
@@ -68,7 +70,7 @@ TEST_P(ChaosTest, NumbersAreThoseOfTheUnbrokenRun) {
   const auto seed =
       static_cast<uint32_t>(FromEnvironment("MUSTER_CHAOS_SEED", std::random_device()() % 100'000));
   std::cout << "MUSTER_CHAOS_SEED=" << seed << std::endl;
-  ChaosRuns(ChaosLayouts()[GetParam()], 300).Run(seed, 6);
+  ChaosRuns(ChaosLayouts()[GetParam()], 100).Run(seed, 6);
 }
 
 INSTANTIATE_TEST_SUITE_P(Layouts, ChaosTest, ::testing::Range<size_t>(0, ChaosLayouts().size()),
@@ -90,7 +92,7 @@ TEST(LongChaosTest, SeedAfterSeed) {
   int runs = 0;
   while (absl::Now() < until) {
     // A cluster lives for a few jobs: what one leaves behind would hit the next.
-    ChaosRuns layout(ChaosLayouts()[seed % ChaosLayouts().size()], 400);
+    ChaosRuns layout(ChaosLayouts()[seed % ChaosLayouts().size()], 200);
     for (int i = 0; i < 3 && absl::Now() < until; ++i) {
       std::cout << "MUSTER_CHAOS_SEED=" << seed << " "
                 << ChaosLayouts()[seed % ChaosLayouts().size()].name << std::endl;

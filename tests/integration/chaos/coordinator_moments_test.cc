@@ -12,9 +12,6 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int kTrainIters = 80;
-constexpr int kPassesOfAStep = 4;  // eight microbatches on two replicas
-
 bool WaitForState(FaultCase& run, const std::string& state) {
   return Eventually([&] {
     const json status = run.Status();
@@ -48,7 +45,7 @@ void FirstStep(FaultCase& run) { run.StartAndReach(1); }
 
 void Evaluate(FaultCase& run) {
   run.StartAndReach(10);
-  run.GoSlowly(true);
+  run.SetPace(kSlowPace);
   ReachState(run, "EVALUATING");
 }
 
@@ -69,7 +66,7 @@ void ExpectLastSaved(FaultCase& run) {
 // The worker of rank 0.
 void Drain(FaultCase& run) {
   run.StartAndReach(10);
-  run.GoSlowly(true);
+  run.SetPace(kSlowPace);
   run.Command({"drain", ChaosCluster::NodeName(run.chaos().NodeOfRank(0))});
   run.WaitForEvent("change_planned");
 }
@@ -88,7 +85,7 @@ void ExpectDrained(FaultCase& run) {
 // A worker computes wrongly from its 8th step on; the step is run again in place first.
 void Examine(FaultCase& run) {
   run.SetFault("nan", 1, 8 * kPassesOfAStep);
-  run.GoSlowly(true);
+  run.SetPace(kSlowPace);
   run.Start();
   run.WaitForEvent("rerun");
 }
@@ -120,8 +117,7 @@ class CoordinatorMomentTest : public ::testing::TestWithParam<Moment> {};
 
 TEST_P(CoordinatorMomentTest, IsTakenUpWhereItWas) {
   const Moment& moment = GetParam();
-  FaultCase run({"dp2", 2, json::object(), std::vector<int>(moment.num_nodes, 1)}, kTrainIters,
-                {{"evaluation", {{"eval_interval", 30}, {"eval_iters", 3}}}});
+  FaultCase run({"dp2", 2, json::object(), std::vector<int>(moment.num_nodes, 1)});
   moment.reach(run);
   ASSERT_FALSE(HasFailure());
   run.chaos().KillCoordinator();

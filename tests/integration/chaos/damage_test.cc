@@ -51,9 +51,11 @@ class DamageTest : public ::testing::Test {
   DamageTest()
       : layout_{"pp2", 2, {{"pipeline_model_parallel_size", 2}}, {1, 1}},
         chaos_(layout_.slots_of_node),
-        spec_(ChaosSpec(layout_, 200)) {
+        spec_(ChaosSpec(layout_, 100)) {
     spec_["recovery"]["snapshot_interval"] = 5;
     unbroken_ = UnbrokenOf(chaos_.cluster(), spec_);
+    MakeUnruly(chaos_.cluster().folder().path(), &spec_);
+    SetPace(chaos_.cluster().folder().path(), kBriskPace);
   }
   void StopAll(const std::vector<pid_t>& trainers) {
     for (const pid_t pid : trainers) kill(pid, SIGSTOP);
@@ -68,7 +70,7 @@ TEST_F(DamageTest, SnapshotsWithFlippedBitsAreNotUsed) {
   spec_["checkpoint"] = {{"save", chaos_.cluster().folder() / "checkpoints"},
                          {"save_interval", 20}};
   const std::string job = chaos_.cluster().Submit(spec_);
-  ASSERT_TRUE(chaos_.cluster().WaitForIteration(job, 60)) << Report(chaos_, job);
+  ASSERT_TRUE(chaos_.cluster().WaitForIteration(job, 45)) << Report(chaos_, job);
   const std::vector<pid_t> trainers = chaos_.Trainers();
   StopAll(trainers);  // nothing is written over what is damaged now
   EXPECT_GT(FlipBitsOfMemfds(chaos_.agent(1).pid(), 2048), 0) << "no snapshot is there";

@@ -15,20 +15,18 @@ using nlohmann::json;
 using ::testing::HasSubstr;
 
 constexpr double kTolerance = 1e-5;
-constexpr int kTrainIters = 120;
 
 // Masks of dropout are drawn in the order of a rank's microbatches, which is another one with fewer
 // replicas.
 json ElasticChange() {
   return {{"model", {{"attention_dropout", 0}, {"hidden_dropout", 0}}},
-          {"evaluation", {{"eval_interval", 50}}},
           {"recovery", {{"elastic", true}}}};
 }
 
 struct ElasticCase {
   const char* name;
   ChaosLayout layout;
-  int shrunk;  // ranks of the job when one of its workers is away: the batch of 8 is divided evenly
+  int shrunk;  // ranks of the job when one of its workers is away: the batch of 4 is divided evenly
 };
 
 void PrintTo(const ElasticCase& each, std::ostream* out) { *out << each.name; }
@@ -45,9 +43,9 @@ class ElasticTest : public ::testing::TestWithParam<ElasticCase> {
 
 TEST_P(ElasticTest, ShrinksGrowsAndShrinksAgain) {
   const ElasticCase& param = GetParam();
-  FaultCase run(param.layout, kTrainIters, ElasticChange());
+  FaultCase run(param.layout, ElasticChange());
   run.StartAndReach(10);
-  run.GoSlowly(true);
+  run.SetPace(kSlowPace);
   const int last = run.chaos().NodeOfRank(param.layout.world_size - 1);
   ASSERT_GE(last, 0);
   run.chaos().KillNode(last);
@@ -83,9 +81,9 @@ INSTANTIATE_TEST_SUITE_P(
 
 // Who comes back dies again while the job makes room for it.
 TEST(ElasticCaseTest, ADeathWhileItGrows) {
-  FaultCase run({"dp2", 2, json::object(), {1, 1}}, kTrainIters, ElasticChange());
+  FaultCase run({"dp2", 2, json::object(), {1, 1}}, ElasticChange());
   run.StartAndReach(10);
-  run.GoSlowly(true);
+  run.SetPace(kSlowPace);
   const int node = run.chaos().NodeOfRank(1);
   ASSERT_GE(node, 0);
   run.chaos().KillNode(node);

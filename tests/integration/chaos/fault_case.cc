@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-#include <filesystem>
 
 #include "absl/strings/str_cat.h"
 
@@ -11,11 +10,11 @@ namespace muster {
 
 using nlohmann::json;
 
-FaultCase::FaultCase(const ChaosLayout& layout, int train_iters, const json& change)
-    : chaos_(layout.slots_of_node), spec_(ChaosSpec(layout, train_iters)) {
+FaultCase::FaultCase(const ChaosLayout& layout, const json& change)
+    : chaos_(layout.slots_of_node), spec_(ChaosSpec(layout, kTrainIters)) {
   spec_.merge_patch(change);
   unbroken_ = UnbrokenOf(chaos_.cluster(), spec_);
-  MakeUnruly(chaos_.cluster(), &spec_);
+  MakeUnruly(chaos_.cluster().folder().path(), &spec_);
 }
 
 void FaultCase::Start() {
@@ -26,15 +25,6 @@ void FaultCase::Start() {
 void FaultCase::StartAndReach(int64_t iteration) {
   Start();
   EXPECT_TRUE(chaos_.cluster().WaitForIteration(job_, iteration)) << Report(chaos_, job_);
-}
-
-void FaultCase::GoSlowly(bool slowly) {
-  const std::string file = chaos_.cluster().folder() / "slowly";
-  if (slowly) {
-    PutFileText(file, "");
-  } else {
-    std::filesystem::remove(file);
-  }
 }
 
 void FaultCase::SetFault(const std::string& kind, int node, int pass) {
@@ -78,7 +68,7 @@ Result FaultCase::Command(const std::vector<std::string>& words) {
 }
 
 void FaultCase::ExpectSameEnd(double tolerance) {
-  GoSlowly(false);
+  SetPace(0);
   ExpectEndsAsUnbroken(chaos_, job_, unbroken_, tolerance);
 }
 

@@ -10,19 +10,22 @@
 
 namespace muster {
 
+// The same for all, since they share their unbroken runs.
+inline constexpr int kTrainIters = 100;
+inline constexpr int kPassesOfAStep = 2;  // of a rank where dp = 2: four microbatches
+
 class FaultCase {
  public:
   // The unbroken run is that of the spec as `change` leaves it. Of the job alone, spec() can still
   // be changed then.
-  explicit FaultCase(const ChaosLayout& layout, int train_iters,
+  explicit FaultCase(const ChaosLayout& layout,
                      const nlohmann::json& change = nlohmann::json::object());
 
   // Submits.
   void Start();
   // And returns when so many steps are done.
   void StartAndReach(int64_t iteration);
-  // From now on a pass takes 50 ms longer, or no longer: there is time for what the test does.
-  void GoSlowly(bool slowly);
+  void SetPace(int ms) { muster::SetPace(chaos_.cluster().folder().path(), ms); }
   // Once, in the process that trains on this worker, in its nth training pass; see
   // unruly_forward_step.cc. Before Start.
   void SetFault(const std::string& kind, int node, int pass);

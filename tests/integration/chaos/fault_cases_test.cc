@@ -18,11 +18,10 @@ namespace {
 using nlohmann::json;
 using ::testing::HasSubstr;
 
-constexpr int kTrainIters = 200;
-
 TEST(FaultCaseTest, KilledTrainerIsReplacedInPlaceAndTheSurvivorKeepsItsProcess) {
-  FaultCase run({"dp2", 2, json::object(), {1, 1}}, kTrainIters);
-  run.StartAndReach(50);
+  FaultCase run({"dp2", 2, json::object(), {1, 1}});
+  run.SetPace(kBriskPace);
+  run.StartAndReach(30);
   const pid_t survivor = run.chaos().TrainerOfRank(0), hit = run.chaos().TrainerOfRank(1);
   ASSERT_GT(survivor, 0);
   ASSERT_GT(hit, 0);
@@ -43,8 +42,9 @@ TEST(FaultCaseTest, KilledTrainerIsReplacedInPlaceAndTheSurvivorKeepsItsProcess)
 }
 
 TEST(FaultCaseTest, FirstRankIsReplacedLikeAnyOther) {
-  FaultCase run({"dp2", 2, json::object(), {1, 1}}, kTrainIters);
-  run.StartAndReach(50);
+  FaultCase run({"dp2", 2, json::object(), {1, 1}});
+  run.SetPace(kBriskPace);
+  run.StartAndReach(30);
   kill(run.chaos().TrainerOfRank(0), SIGKILL);
   run.ExpectSameEnd();
   EXPECT_EQ(run.Status()["restarts"], 1);
@@ -52,7 +52,8 @@ TEST(FaultCaseTest, FirstRankIsReplacedLikeAnyOther) {
 
 // The agent comes back only when the spare has taken over, so that nothing else can have.
 TEST(FaultCaseTest, SpareOnAnotherNodeTakesOverForAKilledAgent) {
-  FaultCase run({"dp2", 2, json::object(), {1, 1, 1}}, kTrainIters);
+  FaultCase run({"dp2", 2, json::object(), {1, 1, 1}});
+  run.SetPace(kBriskPace);
   run.StartAndReach(30);
   const int node = run.chaos().NodeOfRank(1);
   ASSERT_GE(node, 0);
@@ -67,7 +68,8 @@ TEST(FaultCaseTest, SpareOnAnotherNodeTakesOverForAKilledAgent) {
 }
 
 TEST(FaultCaseTest, ANodeWithAllItsWorkersIsReplacedAtOnce) {
-  FaultCase run({"dp2 x pp2", 4, {{"pipeline_model_parallel_size", 2}}, {2, 2, 2}}, kTrainIters);
+  FaultCase run({"dp2 x pp2", 4, {{"pipeline_model_parallel_size", 2}}, {2, 2, 2}});
+  run.SetPace(kBriskPace);
   run.StartAndReach(30);
   const int node = run.chaos().NodeOfRank(3);
   ASSERT_GE(node, 0);
@@ -82,8 +84,8 @@ TEST(FaultCaseTest, ANodeWithAllItsWorkersIsReplacedAtOnce) {
 }
 
 TEST(FaultCaseTest, CoordinatorKilledWhileARecoveryGoesOn) {
-  FaultCase run({"dp2, distributed optimizer", 2, {{"use_distributed_optimizer", true}}, {1, 1}},
-                kTrainIters);
+  FaultCase run({"dp2, distributed optimizer", 2, {{"use_distributed_optimizer", true}}, {1, 1}});
+  run.SetPace(kBriskPace);
   run.StartAndReach(20);
   for (const int after_ms : {0, 20, 60, 150}) {
     const std::vector<pid_t> trainers = run.chaos().Trainers();
@@ -102,7 +104,8 @@ TEST(FaultCaseTest, CoordinatorKilledWhileARecoveryGoesOn) {
 }
 
 TEST(FaultCaseTest, ASecondTrainerDiesWhileTheFirstIsReplaced) {
-  FaultCase run({"dp2 x pp2", 4, {{"pipeline_model_parallel_size", 2}}, {2, 2}}, kTrainIters);
+  FaultCase run({"dp2 x pp2", 4, {{"pipeline_model_parallel_size", 2}}, {2, 2}});
+  run.SetPace(kBriskPace);
   run.StartAndReach(20);
   for (const int after_ms : {0, 10, 40, 120}) {
     std::vector<pid_t> trainers = run.chaos().Trainers();
@@ -122,9 +125,10 @@ TEST(FaultCaseTest, ASecondTrainerDiesWhileTheFirstIsReplaced) {
 
 // Nobody has live state: the snapshots in the agents' memory are what is left.
 TEST(FaultCaseTest, AllTrainersAtOnceGoOnFromTheirSnapshots) {
-  FaultCase run({"pp2", 2, {{"pipeline_model_parallel_size", 2}}, {1, 1}}, kTrainIters);
+  FaultCase run({"pp2", 2, {{"pipeline_model_parallel_size", 2}}, {1, 1}});
   run.spec()["recovery"]["snapshot_interval"] = 5;
-  run.StartAndReach(50);
+  run.SetPace(kBriskPace);
+  run.StartAndReach(30);
   const int64_t reached = run.Status()["iteration"];
   for (const pid_t pid : run.chaos().Trainers()) kill(pid, SIGKILL);
   run.ExpectSameEnd();
@@ -136,7 +140,8 @@ TEST(FaultCaseTest, AllTrainersAtOnceGoOnFromTheirSnapshots) {
 }
 
 TEST(FaultCaseTest, EverythingInOneRun) {
-  FaultCase run({"dp2", 2, json::object(), {1, 1, 1}}, kTrainIters);
+  FaultCase run({"dp2", 2, json::object(), {1, 1, 1}});
+  run.SetPace(kBriskPace);
   run.StartAndReach(20);
   run.chaos().Inject({.kind = Fault::Kind::kKillTrainer});
   run.chaos().Inject({.kind = Fault::Kind::kKillCoordinator, .lasts = absl::Milliseconds(300)});

@@ -14,8 +14,6 @@ using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
-constexpr int kTrainIters = 60;
-constexpr int kPassesOfAStep = 4;                    // eight microbatches on two replicas
 constexpr int kFaultPass = 30 * kPassesOfAStep + 2;  // in the middle of step 31
 
 // The rank of the node that the fault is set for; before it strikes.
@@ -26,7 +24,7 @@ void StartWithFault(FaultCase& run, const std::string& kind, int* rank) {
 }
 
 TEST(HangTest, ARankThatSleepsForEverIsFoundWithinThreeOfItsStepsAndASecond) {
-  FaultCase run({"dp2", 2, json::object(), {1, 1}}, kTrainIters);
+  FaultCase run({"dp2", 2, json::object(), {1, 1}});
   int rank = -1;
   StartWithFault(run, "hang", &rank);
   const std::string text = run.WaitForEvent("hang");
@@ -51,7 +49,7 @@ TEST(HangTest, ARankThatSleepsForEverIsFoundWithinThreeOfItsStepsAndASecond) {
 
 // It computes, so that it may be slow; the limit of a person's choice ends that.
 TEST(HangTest, ARankThatComputesForEverIsEndedByTheWatchdog) {
-  FaultCase run({"dp2", 2, json::object(), {1, 1}}, kTrainIters);
+  FaultCase run({"dp2", 2, json::object(), {1, 1}});
   run.spec()["recovery"]["watchdog_timeout_s"] = 3;
   int rank = -1;
   StartWithFault(run, "spin", &rank);
@@ -62,7 +60,7 @@ TEST(HangTest, ARankThatComputesForEverIsEndedByTheWatchdog) {
   const json status = run.Status();
   EXPECT_EQ(status["restarts"], 1);
   EXPECT_EQ(status["cause"]["rank"], rank) << status;
-  EXPECT_THAT(status["cause"]["text"].get<std::string>(), HasSubstr("no progress for"));
+  EXPECT_THAT(status["cause"]["text"].get<std::string>(), HasSubstr("computes, and the others"));
   EXPECT_THAT(run.WaitForEvent("recovered"), HasSubstr(absl::StrCat("rank ", rank, " in place")));
 }
 

@@ -16,8 +16,6 @@ using nlohmann::json;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr int kTrainIters = 120;
-
 // All workers of the node.
 bool IsIdle(FaultCase& run, int node) {
   const json workers = run.chaos().cluster().MusterJson({"workers"});
@@ -38,9 +36,9 @@ class DrainTest : public ::testing::TestWithParam<size_t> {};
 
 TEST_P(DrainTest, RanksMoveToSparesBetweenTwoSteps) {
   const ChaosLayout& layout = ChaosLayouts()[GetParam()];
-  FaultCase run(layout, kTrainIters);
+  FaultCase run(layout);
   run.StartAndReach(10);
-  run.GoSlowly(true);
+  run.SetPace(kSlowPace);
   const int node = run.chaos().NodeOfRank(layout.world_size - 1);
   ASSERT_GE(node, 0);
   const std::string name = ChaosCluster::NodeName(node);
@@ -58,9 +56,9 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 TEST(MovesTest, ADrainedWorkerIsNotUsedUntilItIsUncordoned) {
-  FaultCase run({"dp2", 2, json::object(), {1, 1, 1}}, kTrainIters);
+  FaultCase run({"dp2", 2, json::object(), {1, 1, 1}});
   run.StartAndReach(10);
-  run.GoSlowly(true);
+  run.SetPace(kSlowPace);
   const int drained = run.chaos().NodeOfRank(0);
   ASSERT_GE(drained, 0);
   const std::string worker = run.WorkerOf(drained)["worker"];
@@ -81,9 +79,9 @@ TEST(MovesTest, ADrainedWorkerIsNotUsedUntilItIsUncordoned) {
 }
 
 TEST(MovesTest, AReplacedRankGoesToASpareAndBackToTheWorkerThatIsNamed) {
-  FaultCase run(ChaosLayouts()[1], kTrainIters);
+  FaultCase run(ChaosLayouts()[1]);
   run.StartAndReach(10);
-  run.GoSlowly(true);
+  run.SetPace(kSlowPace);
   const int node = run.chaos().NodeOfRank(0);
   ASSERT_GE(node, 0);
   const std::string worker = run.WorkerOf(node)["worker"];
@@ -106,9 +104,9 @@ TEST(MovesTest, AReplacedRankGoesToASpareAndBackToTheWorkerThatIsNamed) {
 }
 
 TEST(MovesTest, ADeadRankIsNotPutBackToACordonedWorker) {
-  FaultCase run({"dp2", 2, json::object(), {1, 1, 1}}, kTrainIters);
+  FaultCase run({"dp2", 2, json::object(), {1, 1, 1}});
   run.StartAndReach(10);
-  run.GoSlowly(true);
+  run.SetPace(kSlowPace);
   const int node = run.chaos().NodeOfRank(1);
   ASSERT_GE(node, 0);
   const std::string worker = run.WorkerOf(node)["worker"];

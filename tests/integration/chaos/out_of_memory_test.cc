@@ -79,7 +79,7 @@ class MemoryGroup {
 TEST(OutOfMemoryTest, TheKernelsKillIsToldFromOthers) {
   MemoryGroup group(int64_t{1} << 30);
   if (!group.ok()) GTEST_SKIP() << group.error();
-  FaultCase run({"dp2", 2, json::object(), {1, 1}}, 60);
+  FaultCase run({"dp2", 2, json::object(), {1, 1}});
   run.chaos().KillAgent(1);
   run.chaos().cluster().agent_prefix = group.Inside();
   run.chaos().StartAgent(1);

@@ -18,7 +18,7 @@ class PoisonTest : public ::testing::Test {
  protected:
   PoisonTest() : chaos_({1, 1}), cluster_(chaos_.cluster()) {
     spec_ = ChaosSpec(ChaosLayouts()[0], 40);
-    MakeUnruly(cluster_, &spec_);
+    MakeUnruly(cluster_.folder().path(), &spec_);
     spec_["training"]["global_batch_size"] = 2;  // a microbatch a rank and step
     spec_["evaluation"] = {{"eval_iters", 0}};
     spec_["recovery"] = {{"max_restarts", 100}, {"max_failures_of_step", 3}};

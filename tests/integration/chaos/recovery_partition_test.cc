@@ -46,7 +46,7 @@ class RecoveryPartitionTest : public ::testing::Test {
       const std::string name = host == kFirst ? "first" : "second";
       Start(host, {Binary("muster-worker"), "--coordinator", address_, "--device", "cpu", "--name",
                    name, "--advertise", hosts_.address(host), "--state-dir", folder_ / name,
-                   "--token-file", folder_ / "token"});
+                   "--plugin-dir", PLUGIN_DIR, "--token-file", folder_ / "token"});
     }
     ASSERT_TRUE(Eventually([&] {
       const json workers = Muster({"workers", "--json"});
@@ -69,7 +69,9 @@ class RecoveryPartitionTest : public ::testing::Test {
     const Result result = Run(std::move(words));
     return result.code == 0 ? json::parse(result.out, nullptr, false) : json(nullptr);
   }
-  std::string Submit(const json& spec) {
+  // At a pace at which all that a test does comes in time.
+  std::string Submit(json spec) {
+    MakeUnruly(folder_.path(), &spec);
     PutFileText(folder_ / "spec.json", spec.dump());
     const json submitted = Muster({"submit", folder_ / "spec.json", "--json"});
     return submitted.is_object() ? submitted["job_id"].get<std::string>() : "";
@@ -99,6 +101,13 @@ class RecoveryPartitionTest : public ::testing::Test {
     }
     return numbers;
   }
+  // The small job's.
+  std::vector<std::string> Unbroken() {
+    std::vector<std::string> numbers = NumbersAtTheEnd(Submit(spec_));
+    EXPECT_EQ(numbers.size(), 100u);
+    SetPace(folder_.path(), kBriskPace);
+    return numbers;
+  }
   json Status(const std::string& job) { return Muster({"status", job, "--json"}); }
   std::vector<json> Events(const std::string& job, const std::string& kind) {
     std::vector<json> events = JsonLines(Run({"events", job, "--json"}).out);
@@ -117,6 +126,7 @@ class RecoveryPartitionTest : public ::testing::Test {
     return pids;
   }
 
+  const json spec_ = ChaosSpec(ChaosLayouts()[0], 100);
   TempFolder folder_;
   NetworkNamespaces hosts_;
   std::string address_;
@@ -125,11 +135,9 @@ class RecoveryPartitionTest : public ::testing::Test {
 
 TEST_F(RecoveryPartitionTest, SurvivorsNodeIsCutOffWhileTheOtherIsRestarted) {
   ASSERT_NO_FATAL_FAILURE(StartAll());
-  const json spec = ChaosSpec(ChaosLayouts()[0], 150);
-  const std::vector<std::string> unbroken = NumbersAtTheEnd(Submit(spec));
-  ASSERT_EQ(unbroken.size(), 150u);
+  const std::vector<std::string> unbroken = Unbroken();
   for (const int host : {kFirst, kSecond}) {
-    const std::string job = Submit(spec);
+    const std::string job = Submit(spec_);
     ASSERT_TRUE(WaitForIteration(job, 20)) << Run({"events", job}).out;
     const std::vector<pid_t> trainers = Trainers();
     ASSERT_EQ(trainers.size(), 2u);
@@ -144,9 +152,8 @@ TEST_F(RecoveryPartitionTest, SurvivorsNodeIsCutOffWhileTheOtherIsRestarted) {
 // No packet says that a node is away: it is known by what is not heard.
 TEST_F(RecoveryPartitionTest, ASilentPartitionIsKnownInTime) {
   ASSERT_NO_FATAL_FAILURE(StartAll());
-  const json spec = ChaosSpec(ChaosLayouts()[0], 150);
-  const std::vector<std::string> unbroken = NumbersAtTheEnd(Submit(spec));
-  const std::string job = Submit(spec);
+  const std::vector<std::string> unbroken = Unbroken();
+  const std::string job = Submit(spec_);
   ASSERT_TRUE(WaitForIteration(job, 20)) << Run({"events", job}).out;
   const absl::Time before = absl::Now();
   ASSERT_TRUE(hosts_.Cut(kSecond, true)) << hosts_.error();
@@ -168,12 +175,11 @@ TEST_F(RecoveryPartitionTest, ASilentPartitionIsKnownInTime) {
 // The coordinator is patient here, so that what is cut off for a while is not given up.
 TEST_F(RecoveryPartitionTest, HealedInTimeNothingIsRestarted) {
   ASSERT_NO_FATAL_FAILURE(StartAll({"--heartbeat-timeout-ms", "8000"}));
-  const json spec = ChaosSpec(ChaosLayouts()[0], 150);
-  const std::vector<std::string> unbroken = NumbersAtTheEnd(Submit(spec));
-  const std::string job = Submit(spec);
+  const std::vector<std::string> unbroken = Unbroken();
+  const std::string job = Submit(spec_);
   for (const int host : {kSecond, kCoordinator, kFirst}) {
     const json status = Status(job);
-    ASSERT_TRUE(WaitForIteration(job, status["iteration"].get<int64_t>() + 20));
+    ASSERT_TRUE(WaitForIteration(job, status["iteration"].get<int64_t>() + 10));
     ASSERT_TRUE(hosts_.Cut(host, true)) << hosts_.error();
     absl::SleepFor(absl::Milliseconds(1500));  // longer than steps may last
     ASSERT_TRUE(hosts_.Cut(host, false)) << hosts_.error();

@@ -43,8 +43,8 @@ json ChaosSpec(const ChaosLayout& layout, int train_iters) {
   spec["model"]["attention_dropout"] = 0.1;
   spec["model"]["hidden_dropout"] = 0.1;
   spec["parallel"].update(layout.parallel);
-  spec["training"]["global_batch_size"] = 8;
-  spec["evaluation"] = {{"eval_interval", 100}, {"eval_iters", 1}};
+  spec["training"]["global_batch_size"] = 4;
+  spec["evaluation"] = {{"eval_interval", 30}, {"eval_iters", 2}};
   spec["recovery"] = {{"max_restarts", 1000}, {"max_failures_of_step", 1000}};
   return spec;
 }
@@ -148,10 +148,17 @@ UnbrokenRun UnbrokenOf(Cluster& cluster, const json& spec) {
   return run;
 }
 
-void MakeUnruly(Cluster& cluster, json* spec) {
+void MakeUnruly(const std::string& folder, json* spec) {
   (*spec)["plugin"] = PLUGIN_DIR "/libunruly.so";
   (*spec)["model"]["forward_step"] = "unruly";
-  (*spec)["resources"]["env"]["TEST_SLOWLY"] = cluster.folder() / "slowly";
+  (*spec)["resources"]["env"]["TEST_PACE"] = folder + "/pace";
+}
+
+// Never half written when somebody looks.
+void SetPace(const std::string& folder, int ms) {
+  const std::string file = folder + "/pace";
+  PutFileText(file + ".new", absl::StrCat(ms));
+  std::filesystem::rename(file + ".new", file);
 }
 
 void ExpectEndsAsUnbroken(ChaosCluster& chaos, const std::string& job, const UnbrokenRun& unbroken,

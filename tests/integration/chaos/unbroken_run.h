@@ -41,8 +41,12 @@ UnbrokenRun RunUnbroken(Cluster& cluster, const nlohmann::json& spec);
 UnbrokenRun UnbrokenOf(Cluster& cluster, const nlohmann::json& spec);
 
 // The job's trainers do what the test wants of them (unruly_forward_step.cc); the agents allow it.
-// Passes are slow while the file "slowly" is in the cluster's folder.
-void MakeUnruly(Cluster& cluster, nlohmann::json* spec);
+// `folder`: the cluster's.
+void MakeUnruly(const std::string& folder, nlohmann::json* spec);
+// From now on each pass of such a job takes so much longer.
+void SetPace(const std::string& folder, int ms);
+// Of a pass, in ms: a step of 20 ms and more; one in which people have time.
+inline constexpr int kBriskPace = 10, kSlowPace = 100;
 
 // The job has completed as `unbroken` did, all workers are idle and no trainer is left. With
 // everything that may explain why not: events, logs, what was done. `tolerance`: losses and norms

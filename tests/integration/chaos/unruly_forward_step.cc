@@ -1,6 +1,6 @@
 // A plugin for tests: the forward step "unruly" computes what the built-in one does, and does to
 // its process what the environment says.
-//   TEST_SLOWLY=FILE          each pass takes 50 ms longer while FILE is there
+//   TEST_PACE=FILE            each pass takes as many ms longer as FILE says, while it is there
 //   TEST_POISON_SUMS=FILE     writes the sum of each microbatch's tokens, a line each
 //   TEST_POISON=SUM           the microbatch with this sum ends whoever runs it, each time
 //   TEST_FAULT="KIND WORKER PASS FILE"  once, in the process of that worker, in its PASSth training
@@ -100,7 +100,7 @@ class UnrulyForwardStep final : public muster::ForwardStep {
                                                 muster::ModelChunk& model,
                                                 const at::Tensor& input) override {
     static Fault fault;  // of the process: a provider lives for an assignment
-    if (!slowly_.empty() && access(slowly_.c_str(), F_OK) == 0) usleep(50'000);
+    if (int64_t ms = 0; !pace_.empty() && std::ifstream(pace_) >> ms) usleep(1000 * ms);
     WatchedData watched(data, sums_, poison_);
     auto step = gpt_.Run(watched, model, input);
     // Evaluations are no training passes.
@@ -112,7 +112,7 @@ class UnrulyForwardStep final : public muster::ForwardStep {
 
  private:
   muster::GptForwardStep gpt_;
-  const std::string slowly_ = Environment("TEST_SLOWLY"), sums_ = Environment("TEST_POISON_SUMS"),
+  const std::string pace_ = Environment("TEST_PACE"), sums_ = Environment("TEST_POISON_SUMS"),
                     poison_ = Environment("TEST_POISON");
 };
 
