@@ -12,6 +12,7 @@ from report import aim, quantile, spread
 
 ALARM_S = int(os.environ.get("MUSTER_BENCH_ALARM_S", "600"))
 DEATHS = 10  # a round: the tail is what is asked for
+_TICKS_S = 0.1  # the coordinator looks every 50 ms, and its verdict is an event at the next look
 # Whatever says that somebody is dead, silent, hung or slow.
 ALARMS = ("trainer_exited", "rank_failed", "worker_lost", "agent_lost", "node_lost", "suspect", "hang", "condemned", "overdue", "recovering",
           "restarting", "quarantined", "spare_lost", "spare_exited")
@@ -136,7 +137,7 @@ def _hangs(rounds):
             job.event(stopped, "recovered")
         late = max(h - b for h, b in zip(hung, bounds))
         print(f"\na stopped trainer is known as hung after, s: {spread(hung)}, {rounds} times; 3 x p99 of its steps + 1 s: {spread(bounds)} "
-              f"({aim('a hung step is known: beyond 3 x its p99 + 1 s', late, 0)})", flush=True)
+              f"({aim('a hung step is known: beyond 3 x its p99 + 1 s', late, _TICKS_S)})", flush=True)
     finally:
         cluster.stop()
 

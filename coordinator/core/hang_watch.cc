@@ -3,6 +3,13 @@
 #include <algorithm>
 
 namespace muster {
+namespace {
+
+// From the first probe to the verdict at the soonest: the second one, and a few ticks for both
+// probes and their answers to travel.
+const absl::Duration kPair = HangWatch::kBetween + absl::Milliseconds(150);
+
+}  // namespace
 
 void HangWatch::Send(HangProbe* probe, absl::Time now, int num_ranks, Decision* decision) {
   // Numbers of a coordinator's former life must not come again: they count up from the clock.
@@ -21,9 +28,10 @@ bool HangWatch::Complete(const HangProbe& probe) {
 HangWatch::Decision HangWatch::Look(absl::Time now, absl::Duration elapsed, absl::Duration limit,
                                     int num_ranks) {
   Decision decision;
+  const absl::Duration look_at = std::max(std::min(limit / 2, limit - kPair), kMinWait);
   switch (state_) {
     case State::kIdle:
-      if (elapsed < std::max(limit / 2, kMinWait) || now < quiet_until_) return decision;
+      if (elapsed < look_at || now < quiet_until_) return decision;
       Send(&first_, now, num_ranks, &decision);
       state_ = State::kFirst;
       return decision;

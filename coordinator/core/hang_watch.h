@@ -1,7 +1,7 @@
 // When the trainers of a job are probed, and what is made of their answers. A wait that lasts is
 // looked at before it is over its limit, so that the verdict is there when the limit is:
 //
-//   probe at    half of the limit, at least kMinWait; the second one kBetween later
+//   probe at    half of the limit, or in time for the second one, kBetween later; from kMinWait on
 //   judged      when both are answered, or kAnswerLimit after they were sent, but not before the
 //               limit
 //   again       while the wait lasts and nobody was accused: after a pause that grows

@@ -40,6 +40,15 @@ TEST_F(HangWatchTest, TheVerdictIsThereWhenTheLimitIs) {
   EXPECT_TRUE(watch_.second().reports[1].has_value());
 }
 
+// As of a job with steps of some milliseconds.
+TEST_F(HangWatchTest, TheVerdictOfAShortLimitIsThereWhenItIs) {
+  limit_ = absl::Milliseconds(1050);
+  ASSERT_TRUE(Until(absl::Seconds(1), true).probe.has_value());
+  ASSERT_TRUE(Until(absl::Seconds(1), true).probe.has_value());
+  EXPECT_TRUE(Until(absl::Seconds(1), true).judge);
+  EXPECT_EQ(elapsed_, limit_);
+}
+
 TEST_F(HangWatchTest, WhoDoesNotAnswerIsWaitedForToALimit) {
   Until(absl::Seconds(1), false);
   Until(absl::Seconds(1), false);
