@@ -142,7 +142,9 @@ int RunDaemon(int fd, const std::string& life_lock) {
   if (!life_lock.empty()) {
     // Before the first word to the agent, which takes that for the sign that it is held.
     const absl::Status held = LifeLock::Hold(life_lock);
-    if (!held.ok()) MUSTER_LOG(kWarning) << "a death of this process is known late: " << held;
+    if (!held.ok()) {
+      MUSTER_LOG(kWarning) << "a death of this process is known late: " << held.message();
+    }
   }
   RealClock clock;
   // Nobody is left who could stop this process: it must not go on alone.
