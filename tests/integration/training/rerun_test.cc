@@ -8,6 +8,7 @@
 #include <string>
 
 #include "absl/strings/str_cat.h"
+#include "absl/time/clock.h"
 #include "tests/integration/cluster.h"
 
 namespace muster {
@@ -63,6 +64,28 @@ TEST_F(RerunClusterTest, AWorkerThatComputesWronglyIsFoundAndReplacedWithoutASto
   }
 }
 
+// The coordinator is killed while the step is run again elsewhere: the next one judges it.
+TEST_F(RerunClusterTest, ARestartedCoordinatorEndsTheExaminationThatWasUnderWay) {
+  cluster_.StartAgent("node", 3);
+  ASSERT_TRUE(cluster_.WaitForWorkers(3)) << cluster_.last_error;
+  json spec = SmallSpec(2, 40);
+  spec["plugin"] = FAULTY_PLUGIN;
+  spec["model"]["forward_step"] = "faulty";
+  const std::string job = cluster_.Submit(spec);
+  ASSERT_NE(job, "") << cluster_.last_error;
+  const absl::Time limit = absl::Now() + absl::Minutes(2);
+  while (Events(job).find("\"rerunning\"") == std::string::npos && absl::Now() < limit) {
+  }
+  cluster_.RestartCoordinator();
+  const json status = cluster_.WaitForEnd(job);
+  ASSERT_TRUE(status.is_object());
+  EXPECT_EQ(status["state"], "COMPLETED") << status.dump(2) << Events(job);
+  const std::string events = Events(job);
+  EXPECT_THAT(events, HasSubstr("worker node/1 computes wrongly"));
+  EXPECT_EQ(events.find("unattributed"), std::string::npos) << events;
+  EXPECT_EQ(Records(job).size(), 40u);
+}
+
 TEST_F(RerunClusterTest,
        WithoutAnotherWorkerTheJobLeavesWith16AndItsExaminationGoesOnAfterARestart) {
   cluster_.StartAgent("node", 1);
@@ -79,6 +102,7 @@ TEST_F(RerunClusterTest,
   EXPECT_EQ(status["state"], "EXITED") << status.dump(2) << Events(job);
   EXPECT_EQ(status["exit_code"], 16);
   EXPECT_THAT(status["reason"].get<std::string>(), HasSubstr("no other device"));
+  EXPECT_THAT(Events(job), HasSubstr("1: checkpoint_and_exit, iteration 2"));
   // On the same device again: nothing is known.
   const std::string again = cluster_.Submit(spec);
   status = cluster_.WaitForEnd(again);
