@@ -94,7 +94,8 @@ def _silence(rounds):
             back()
         restarts = job.status()["restarts"]
         for _ in range(rounds):
-            # Where trainers talk over that port too, the job cannot go on meanwhile; it is not to be restarted for it.
+            # Where trainers talk over that port too, the job cannot go on meanwhile. Should this script be slow to mend the cut, the
+            # step's limit passes, and the node is given up, as it should: such recoveries are shown below.
             stopped = time.time()
             cluster.network.cut(cluster.host_of("node1"), True)
             rows[f"an agent that is cut off ({cluster.network.name})"].append(_known(job, stopped, ("suspect",)))
@@ -104,6 +105,9 @@ def _silence(rounds):
             print(f"\n{what} is known after, s: {spread(known)}, {rounds} times ({aim(what + ' is known', max(known), 1.5)})", flush=True)
         print(f"  restarts for a stopped agent: {restarts} ({aim('restarts for a stopped agent', restarts, 0, 'restarts')}), for one that is cut "
               f"off: {job.status()['restarts'] - restarts}", flush=True)
+        for event in job.events():
+            if event["kind"] in ("recovering", "condemned"):
+                print(f"    {event['kind']}: {event['text'][:300]}", flush=True)
         suspect, lost, again = [], [], []
         for _ in range(rounds):
             killed = time.time()
