@@ -157,7 +157,8 @@ bool SimCluster::Quiet() const {
     if (!membership.IsIdle(worker)) return false;
   }
   for (int node = 0; node < agents_.size(); ++node) {
-    if (!agents_.AllAcknowledged(node)) return false;
+    // A trainer that is dead to all others may not have been reaped yet.
+    if (!agents_.AllAcknowledged(node) || !agents_.Running(node).empty()) return false;
   }
   return true;
 }
