@@ -55,27 +55,25 @@ void SimAgents::OnTrainerSaid(const SimRun& run, const TrainerToAgent& message) 
 void SimAgents::OnTrainerExited(const SimRun& run, const SimExit& exit) {
   Agent& agent = *agents_[run.node];
   if (!agent.up || agent.life != run.life) return;
-  const bool crashed = exit.launch_error.empty() && (exit.exit_code != 0 || exit.signal != 0);
-  if (crashed && sim_->Chance(0.5)) {  // the kernel takes its time to free what it held
-    sim_->At(sim_->Between(absl::Milliseconds(1), absl::Milliseconds(400)),
-             [this, run, exit] { OnTrainerGone(run, exit); });
-    Doer(this, &agent)
-        .Handle(RunEvent{run.worker, run.run,
-                         RunEvent::Dying{{.exit_code = exit.exit_code, .signal = exit.signal}}});
-  } else {
-    OnTrainerGone(run, exit);
-  }
-}
-
-void SimAgents::OnTrainerGone(const SimRun& run, const SimExit& exit) {
-  Agent& agent = *agents_[run.node];
-  if (!agent.up || agent.life != run.life) return;
   const auto running = agent.running.find({run.worker, run.run});
   if (running != agent.running.end()) {
     agent.past.push_back(running->second);
     agent.running.erase(running);
   }
   agent.pids.erase({run.worker, run.run});
+  const bool crashed = exit.launch_error.empty() && (exit.exit_code != 0 || exit.signal != 0);
+  if (!crashed || sim_->Chance(0.5)) return OnTrainerGone(run, exit);
+  // The kernel takes its time to free what it held.
+  sim_->At(sim_->Between(absl::Milliseconds(1), absl::Milliseconds(400)),
+           [this, run, exit] { OnTrainerGone(run, exit); });
+  Doer(this, &agent)
+      .Handle(RunEvent{run.worker, run.run,
+                       RunEvent::Dying{{.exit_code = exit.exit_code, .signal = exit.signal}}});
+}
+
+void SimAgents::OnTrainerGone(const SimRun& run, const SimExit& exit) {
+  Agent& agent = *agents_[run.node];
+  if (!agent.up || agent.life != run.life) return;
   Doer(this, &agent)
       .Handle(RunEvent{run.worker, run.run,
                        TrainerExited{.exit_code = exit.exit_code,
