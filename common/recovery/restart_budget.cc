@@ -14,7 +14,11 @@ RestartVerdict RestartBudget::OnFailure(const FailureAt& failure, absl::Time now
     state_.step_failures = state_.trainer_failures = 0;
   }
   ++state_.step_failures;
-  if (failure.in_step && failure.by_trainer) ++state_.trainer_failures;
+  // Where nothing but deaths of trainers has come since one in this step, the next was most likely
+  // in it, too: a trainer's last words are not always heard.
+  const bool in_step = failure.in_step || (state_.trainer_failures > 0 &&
+                                           state_.step_failures == state_.trainer_failures + 1);
+  if (in_step && failure.by_trainer) ++state_.trainer_failures;
 
   RestartVerdict verdict;
   verdict.step_failures = state_.step_failures;

@@ -94,6 +94,17 @@ TEST(RestartBudgetTest, LostNodesAndFailuresOutsideOfAStepDoNotAccuseTheBatch) {
       budget.OnFailure({.iteration = 7, .in_step = false, .by_trainer = true}, kStart).poisoned);
 }
 
+TEST(RestartBudgetTest, ADeathWhoseLastWordsWereNotHeardFollowsOneInTheStep) {
+  RestartBudget budget({.max_restarts = 100, .max_failures_of_step = 3});
+  const FailureAt unheard = {.iteration = 7, .in_step = false, .by_trainer = true};
+  EXPECT_FALSE(budget.OnFailure(unheard, kStart).poisoned);
+  RestartBudget other({.max_restarts = 100, .max_failures_of_step = 3});
+  other.OnFailure(InStep(7), kStart);
+  const RestartVerdict second = other.OnFailure(unheard, kStart);
+  EXPECT_TRUE(second.restart);
+  EXPECT_TRUE(second.poisoned);
+}
+
 TEST(RestartBudgetTest, ARestoredStateGoesOnWhereItWas) {
   RestartBudget budget({.max_restarts = 1});
   budget.OnFailure(InStep(7), kStart);

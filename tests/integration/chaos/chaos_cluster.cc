@@ -152,6 +152,7 @@ void ChaosCluster::KillAgent(int node) {
 
 void ChaosCluster::KillNode(int node) {
   const std::vector<pid_t> trainers = TrainersOf(node);
+  agent(node).Signal(SIGKILL);  // first, or it tells of their deaths
   for (const pid_t pid : trainers) kill(pid, SIGKILL);
   KillAgent(node);
   Note(absl::StrCat("with ", trainers.size(), " trainers"));

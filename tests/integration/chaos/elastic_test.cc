@@ -52,6 +52,9 @@ TEST_P(ElasticTest, ShrinksGrowsAndShrinksAgain) {
   EXPECT_THAT(run.WaitForEvent("recovered"), HasSubstr(absl::StrCat("-> ", param.shrunk, " rank")));
   ASSERT_TRUE(WaitForWorldSize(run, param.shrunk)) << Report(run.chaos(), run.job());
 
+  // New steps, not only those that are done again.
+  const int64_t reached = run.Status()["iteration"];
+  ASSERT_TRUE(run.chaos().cluster().WaitForIteration(run.job(), reached + 2));
   run.chaos().StartAgent(last);
   const std::string grown = run.WaitForEvent("reformed");
   EXPECT_EQ(NumberAfter(grown, "steps_redone="), 0) << grown;
@@ -65,7 +68,7 @@ TEST_P(ElasticTest, ShrinksGrowsAndShrinksAgain) {
   ASSERT_TRUE(WaitForWorldSize(run, param.shrunk)) << Report(run.chaos(), run.job());
   run.chaos().StartAgent(first);
   run.ExpectSameEnd(kTolerance);
-  EXPECT_EQ(run.Status()["restarts"], 2);
+  EXPECT_EQ(run.Status()["restarts"], 2) << Report(run.chaos(), run.job());
 }
 
 INSTANTIATE_TEST_SUITE_P(
