@@ -4,6 +4,7 @@
 #include <utility>
 #include <variant>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/base/status.h"
@@ -78,6 +79,7 @@ std::map<std::string, std::string> LiveTexts(const JobState& state) {
       state.last_step.has_value() && state.agreed.iteration == state.progress.iteration;
   std::map<std::string, std::string> texts = {
       {kCommonText, EncodeCommonState(common)},
+      {kValidAtCommitText, absl::StrCat(state.consumed_valid_at_commit)},
       {StepTextKey(state), knows_step ? EncodeStepResult(*state.last_step) : ""},
       {RecentStepsTextKey(state), EncodeRecentSteps(state.recent_steps)},
       {RngTextKey(state), EncodeRngState(state.rng.SaveState())}};
@@ -99,7 +101,8 @@ absl::Status FinishFill(JobState& state, const std::map<std::string, std::string
   ApplySchedule(*state.lr_schedule, *state.optimizer);
   state.loss_scaler->Load(*common.loss_scaler);
   state.progress = common.progress;
-  state.consumed_valid_at_commit = state.progress.consumed_valid_samples;
+  if (!absl::SimpleAtoi(texts.at(kValidAtCommitText), &state.consumed_valid_at_commit))
+    return absl::DataLossError("a state from memory without its evaluation samples");
   state.last_step.reset();
   if (const auto step = texts.find(StepTextKey(state)); step != texts.end() && step->second != "") {
     ASSIGN_OR_RETURN(state.last_step, DecodeStepResult(step->second));

@@ -13,6 +13,9 @@
 namespace muster {
 
 inline constexpr char kCommonText[] = "common";
+// JobState::consumed_valid_at_commit: the same for all, whether they were asked before or after the
+// evaluation of that step, which kCommonText is not.
+inline constexpr char kValidAtCommitText[] = "consumed_valid_at_commit";
 
 // What this rank updates: its part of the weights and of the optimizer's state.
 std::vector<NamedTensor> LiveTensors(const JobState& state);

@@ -223,6 +223,9 @@ class Restore {
       out_.bytes_moved = moved.bytes_moved;
       if (filled != nullptr) {
         RETURN_IF_ERROR(FinishFill(*filled, moved.texts));
+        // A snapshot was taken after the boundary's evaluation, which all do again.
+        if (!boundary_.done)
+          filled->progress.consumed_valid_samples = filled->consumed_valid_at_commit;
         NoteLargeValues(*filled, moved.texts);
       }
     }
@@ -268,7 +271,7 @@ class Restore {
 
   void Want(const JobState& built, TransferRequest& request) const {
     request.wants = LiveTensors(built);
-    request.wants_texts.push_back(kCommonText);
+    request.wants_texts.insert(request.wants_texts.end(), {kCommonText, kValidAtCommitText});
     // Of another layout there may be none: then those of training.seed are as good as any.
     if (out_.decision.layout == all_[me_].offer.layout)
       request.wants_texts.insert(request.wants_texts.end(), {RngTextKey(built), StepTextKey(built),

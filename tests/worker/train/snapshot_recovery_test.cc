@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <map>
 #include <memory>
+#include <set>
 #include <stdexcept>
 
 #include <gmock/gmock.h>
@@ -70,6 +71,9 @@ class Workers {
     for (const RankRun& run : runs) {
       EXPECT_EQ(run.status.ok(), victim < 0) << run.status;
       for (const StepMessage& step : run.host->All<StepMessage>()) Note(step);
+      for (const EvaluationMessage& evaluation : run.host->All<EvaluationMessage>())
+        evaluations_[evaluation.split + absl::StrCat(evaluation.iteration)].insert(
+            evaluation.lm_loss);
       for (const auto& message : run.host->All<RestoredMessage>()) restored_ = message;
       for (const auto& message : run.host->All<EventMessage>()) events_.push_back(message.text);
     }
@@ -84,6 +88,9 @@ class Workers {
   const MemoryFile& file(int rank) const { return *files_[rank]; }
   const RestoredMessage& restored() const { return restored_; }
   const std::vector<std::string>& events() const { return events_; }
+  // All losses of each: one that is done again has the same.
+  using Evaluations = std::map<std::string, std::set<double>>;
+  const Evaluations& evaluations() const { return evaluations_; }
   int64_t steps_run() const { return steps_run_; }  // in the newest epoch
   int64_t ledger_through() const { return ledger_through_; }
 
@@ -106,6 +113,7 @@ class Workers {
   std::map<int64_t, StepMessage> ledger_;
   RestoredMessage restored_;
   std::vector<std::string> events_;
+  Evaluations evaluations_;
 };
 
 std::string SpecOf(const TrainTestRoot& root, const Settings& settings) {
@@ -153,6 +161,32 @@ TEST(SnapshotRecoveryTest, LayerWiseMuonBf16) {
 }
 TEST(SnapshotRecoveryTest, PipelineParallel) {
   ExpectRestoredFromSnapshots({"parallel.pipeline_model_parallel_size=2"});
+}
+// Whoever lives has not seen the report of the boundary's evaluation, so all do it again: also the
+// new process, whose snapshot was taken after it, on the samples that were evaluated there.
+TEST(SnapshotRecoveryTest, AnEvaluationThatIsDoneAgainHasTheSameSamples) {
+  TrainTestRoot root;
+  const std::string spec = SpecOf(root, {"parallel.pipeline_model_parallel_size=2",
+                                         "evaluation.eval_interval=2", "evaluation.eval_iters=1"});
+  Workers unbroken(spec, 2);
+  unbroken.RunEpoch();
+  ASSERT_THAT(unbroken.evaluations(), SizeIs(testing::Ge(4u)));
+  Workers workers(spec, 2);
+  workers.RunEpoch(/*victim=*/1, /*dies_in=*/7);
+  workers.NewProcess(1);
+  workers.RunEpoch();
+  EXPECT_EQ(workers.restored().iteration, 6);
+  EXPECT_EQ(workers.evaluations(), unbroken.evaluations());
+  ExpectSameCurve(workers.steps(), unbroken.steps(), 0);
+  // And once more, before the new process has committed a step of its own.
+  Workers twice(spec, 2);
+  twice.RunEpoch(1, 7);
+  twice.NewProcess(1);
+  twice.RunEpoch(0, 1);
+  twice.NewProcess(0);
+  twice.RunEpoch();
+  EXPECT_EQ(twice.evaluations(), unbroken.evaluations());
+  ExpectSameCurve(twice.steps(), unbroken.steps(), 0);
 }
 TEST(SnapshotRecoveryTest, TensorParallel) {
   ExpectRestoredFromSnapshots({"parallel.tensor_model_parallel_size=2"}, 2, 0);
