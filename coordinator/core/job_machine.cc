@@ -221,7 +221,7 @@ void JobMachine::Tick(absl::Time now, JobEffects* effects, const SignsOfLife& si
   const absl::Duration longer = signs.silent_after + absl::Seconds(1) - options_.symptom_window;
   if (symptom_deadline_.has_value() &&
       *symptom_deadline_ + std::max(longer, absl::ZeroDuration()) <= now) {
-    GiveUpOnCause(now, effects);
+    GiveUpOnCause(now, signs, effects);
   } else if (passed(cancel_deadline_)) {
     const MissingReport missing = DescribeMissing(Missing(signs), now, signs.silent_after);
     Finish(JobState::kCancelled, kExitCancelled,

@@ -227,7 +227,9 @@ class JobMachine : public JobFacts {
   void FailForGood(const std::string& what_followed, absl::Time now, JobEffects* effects);
   // A wait that reached its cap, for this rank most likely.
   void OnStuck(int rank, const std::string& text, absl::Time now, JobEffects* effects);
-  void GiveUpOnCause(absl::Time now, JobEffects* effects);
+  void GiveUpOnCause(absl::Time now, const SignsOfLife& signs, JobEffects* effects);
+  // The rank whose agent has been silent for longest, while that of another one is heard; -1: none.
+  int SilentRank(absl::Time now, const SignsOfLife& signs) const;
   void CheckRecovery(absl::Time now, JobEffects* effects);
   // It was cancelled, and its state is to be saved before.
   bool MustSave() const;

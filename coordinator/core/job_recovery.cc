@@ -131,7 +131,26 @@ void JobMachine::FailForGood(const std::string& what_followed, absl::Time now,
   Finish(JobState::kFailed, kExitFailed, text, now, effects);
 }
 
-void JobMachine::GiveUpOnCause(absl::Time now, JobEffects* effects) {
+int JobMachine::SilentRank(absl::Time now, const SignsOfLife& signs) const {
+  if (!signs.of_agent) return -1;
+  int silent = -1;
+  bool others_heard = false;
+  absl::Time oldest = now - signs.silent_after;
+  for (int rank = 0; rank < static_cast<int>(ranks_.size()); ++rank) {
+    if (ranks_[rank].trainer != RankSlot::Trainer::kLaunched) continue;
+    const std::optional<absl::Time> heard = signs.of_agent(ranks_[rank].incarnation);
+    if (!heard.has_value()) continue;
+    if (*heard > now - signs.silent_after) {
+      others_heard = true;
+    } else if (*heard < oldest) {
+      oldest = *heard;
+      silent = rank;
+    }
+  }
+  return others_heard ? silent : -1;
+}
+
+void JobMachine::GiveUpOnCause(absl::Time now, const SignsOfLife& signs, JobEffects* effects) {
   if (const std::vector<int> slow = SlowRanks(); causes_.newest().symptom && !slow.empty()) {
     // The others' operations have reached their limit for want of these.
     const std::string why = "computes, and the others' operations have waited for it in vain";
@@ -139,6 +158,20 @@ void JobMachine::GiveUpOnCause(absl::Time now, JobEffects* effects) {
     late.kind = FailureKindName(FailureKind::kTimeout);
     OnFailure(std::move(late), now, effects);
     for (const int rank : slow) CondemnRank(rank, why, now, effects);
+    return;
+  }
+  if (const int silent = SilentRank(now, signs); causes_.newest().symptom && silent >= 0) {
+    // Its agent counts as alive, perhaps since another job of it advances; but the others'
+    // operations with it have failed.
+    FailureCause late =
+        CauseAt(silent,
+                absl::StrCat("its agent has not been heard for ",
+                             ShortDuration(now - *signs.of_agent(ranks_[silent].incarnation)),
+                             ", and the others' operations with it have failed (",
+                             causes_.newest().text, ")"),
+                now);
+    late.kind = FailureKindName(FailureKind::kAgentLost);
+    OnFailure(std::move(late), now, effects);
     return;
   }
   FailureCause cause;

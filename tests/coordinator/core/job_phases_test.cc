@@ -267,6 +267,25 @@ TEST_F(JobPhasesTest, ALateWordOfADoneRankDoesNotBringItBack) {
   EXPECT_EQ(job_->state(), JobState::kCompleted);
 }
 
+// Its agent may be kept for the sake of another job, and then nobody says that it is lost.
+TEST_F(JobPhasesTest, ASymptomWithoutACauseIsLaidToTheRankThatIsNotHeard) {
+  for (const bool silent : {true, false}) {
+    Make(3, 1);
+    Train();
+    silent_since_.clear();
+    if (silent) silent_since_["agent-1"] = now_;
+    Report(0, FailedMessage{.reason = "all-reduce: connection closed", .collective = true});
+    EXPECT_THAT(job_->reason(), HasSubstr("waiting for its cause"));
+    Advance(absl::Seconds(5));
+    ASSERT_TRUE(job_->cause().has_value());
+    EXPECT_EQ(job_->cause()->rank, silent ? 1 : 0);
+    EXPECT_EQ(job_->cause()->kind, silent ? "agent_lost" : "collective");
+    EXPECT_THAT(job_->cause()->text, HasSubstr(silent ? "its agent has not been heard for"
+                                                      : "all-reduce: connection closed"));
+    EXPECT_EQ(job_->state(), JobState::kFailed);
+  }
+}
+
 TEST_F(JobPhasesTest, ThousandsOfRanksFormWithAShortTextAtEveryMoment) {
   Make(4096, 8);
   size_t longest = 0;
