@@ -95,9 +95,9 @@ absl::StatusOr<std::vector<std::set<std::string>>> PlanTexts(const std::vector<M
   // False: nobody holds it.
   const auto plan = [&](size_t m, const std::string& key) {
     if (members[m].gives_texts.contains(key)) return true;
-    const auto giver =
-        std::find_if(members.begin(), members.end(),
-                     [&key](const Member& other) { return other.gives_texts.contains(key); });
+    const auto giver = std::find_if(members.begin(), members.end(), [&key](const Member& other) {
+      return other.gives_texts.contains(key);
+    });
     if (giver == members.end()) return false;
     given[giver - members.begin()].insert(key);
     return true;
