@@ -32,7 +32,7 @@ struct TransferRequest {
   std::map<std::string, std::string> gives_texts;
   std::vector<std::string> wants_texts;
   std::vector<std::string> likes_texts;  // left out where nobody holds them
-  c10::Device device = c10::kCPU;  // the communicator's
+  c10::Device device = c10::kCPU;        // the communicator's
   int64_t max_bytes_in_flight = 64 << 20;
 };
 

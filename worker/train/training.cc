@@ -79,22 +79,22 @@ absl::StatusOr<TrainingResult> RestoreAndTrain(const TrainingOptions& options, A
   const absl::Duration start = options.clock.Steady();
   const bool helps = options.world->rank() >= options.spec.resources.world_size;
   phase(helps ? "helping" : "restoring");
-  ASSIGN_OR_RETURN(
-      const Restored restored,
-      RestoreJob({.spec = options.spec,
-                  .members = options.world,
-                  .host = options.host,
-                  .providers = options.providers,
-                  .epoch = options.epoch,
-                  .directives_through = options.directives_through,
-                  .ledger_through = options.ledger_through,
-                  .device = options.device,
-                  .kept = kept,
-                  .prepare =
-                      [&](JobState& state) {
-                        return PrepareRerun(options, state, std::exchange(kept.large_values, {}));
-                      },
-                  .buddy = options.buddy}));
+  ASSIGN_OR_RETURN(const Restored restored,
+                   RestoreJob({.spec = options.spec,
+                               .members = options.world,
+                               .host = options.host,
+                               .providers = options.providers,
+                               .epoch = options.epoch,
+                               .directives_through = options.directives_through,
+                               .ledger_through = options.ledger_through,
+                               .device = options.device,
+                               .kept = kept,
+                               .prepare =
+                                   [&](JobState& state) {
+                                     return PrepareRerun(options, state,
+                                                         std::exchange(kept.large_values, {}));
+                                   },
+                               .buddy = options.buddy}));
   if (restored.world == nullptr) {
     kept = AttemptState();
     return TrainingResult{.reason = "gave its state away", .helped = true};
