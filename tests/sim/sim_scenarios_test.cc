@@ -109,7 +109,7 @@ TEST(StopTest, AFailureOnTheWayToSaveAndStopIsRecoveredAndTheStopObeyed) {
   };
   const SimCluster::Tally tally = RunSeeds(1, 60, options);
   EXPECT_EQ(tally.failed, 0);
-  if (OneSeed()) return;
+  if (SeedCount(60) < 60) return;  // a kill in those 0.9 s is too rare to be among so few
   EXPECT_GT(num_saving, 0);
   EXPECT_GT(num_recovered, num_saving / 8);
 }
