@@ -128,8 +128,10 @@ TEST(SnapshotterTest, CopyThatIsStillUnderWayEndsBeforeTheStateChanges) {
   Snapshotter snapshots({.job_id = "j", .memory = file.path(), .interval = 1, .copy_share = 1e-5});
   ASSERT_TRUE(snapshots.Attach(EpochOf(*self), 0, kNoGeneration, *self).ok());
   Rank rank(0, 6 << 20);
-  for (int64_t i = 1; i <= 6; ++i) Step(snapshots, rank, *self, i);
-  snapshots.AwaitIdle();
+  for (int64_t i = 1; i <= 6; ++i) {
+    Step(snapshots, rank, *self, i);  // 2, 4, 6: while the copy of the one before is under way
+    if (i % 2 == 0) snapshots.AwaitIdle();  // so that 3 and 5 are begun, however late its thread is
+  }
   for (const HeldSnapshot& one : snapshots.List(0)) {
     const auto contents = snapshots.Read(one.slot);
     ASSERT_TRUE(contents.ok());
