@@ -14,11 +14,7 @@ namespace {
 // Jobs that train from about second 5 to about second 85 and may recover; nothing happens by
 // itself.
 SimOptions LongJobs() {
-  SimOptions options{.num_nodes = 6, .num_jobs = 3, .meddling = false};
-  options.submits = absl::Seconds(5);
-  options.faults.pause = absl::InfiniteDuration();
-  options.faults.weights.launch_fails = 0;
-  options.people.percent_spares = 0;
+  SimOptions options = QuietOptions(/*num_nodes=*/6, /*num_jobs=*/3);
   options.people.percent_recovering = 100;
   options.people.max_world = 3;
   options.people.min_iters = options.people.max_iters = 400;

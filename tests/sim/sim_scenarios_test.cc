@@ -12,16 +12,7 @@
 namespace muster {
 namespace {
 
-// Nothing happens by itself.
-SimOptions Quiet() {
-  SimOptions options{.num_nodes = 4, .num_jobs = 3, .meddling = false};
-  options.submits = absl::Seconds(5);
-  options.faults.pause = absl::InfiniteDuration();
-  options.faults.weights.launch_fails = 0;
-  options.people.percent_spares = 0;
-  options.people.percent_recovering = 0;  // nothing may come to that
-  return options;
-}
+SimOptions Quiet() { return QuietOptions(/*num_nodes=*/4, /*num_jobs=*/3); }
 
 void ExpectNothingNoticed(const SimCluster::Tally& tally, const SimOptions& options, int seeds) {
   EXPECT_EQ(tally.completed, options.num_jobs * seeds);

@@ -74,4 +74,14 @@ SimCluster::Tally RunSeeds(uint32_t first, int count, SimOptions options) {
   return sum;
 }
 
+SimOptions QuietOptions(int num_nodes, int num_jobs) {
+  SimOptions options{.num_nodes = num_nodes, .num_jobs = num_jobs, .meddling = false};
+  options.submits = absl::Seconds(5);
+  options.faults.pause = absl::InfiniteDuration();
+  options.faults.weights.launch_fails = 0;
+  options.people.percent_spares = 0;
+  options.people.percent_recovering = 0;
+  return options;
+}
+
 }  // namespace muster

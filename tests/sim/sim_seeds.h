@@ -15,4 +15,8 @@ int SeedCount(int count);
 // the sum of what happened. Stops at the first failure.
 SimCluster::Tally RunSeeds(uint32_t first, int count, SimOptions options);
 
+// For cases that say themselves what happens: jobs are submitted within 5 s, nothing goes wrong by
+// itself, nobody meddles, no job recovers or has spares.
+SimOptions QuietOptions(int num_nodes, int num_jobs);
+
 }  // namespace muster
